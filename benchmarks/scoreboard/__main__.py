@@ -149,7 +149,8 @@ def _outside(options: ScoreboardOptions, kept: Kept, workers: Workers) -> Iterat
             mark = "named" if result.named else "WRONG" if result.wrong else result.verdict
             said = "; ".join(filter(None, [*result.said, *result.problems]))
             where = ", ".join(map(str, result.places))
-            print(f"{mark:10} {result.seconds:5.1f} s  {label:36} {where:50} {said}".rstrip(), flush=True)
+            patched = "patched" if result.patched else ""
+            print(f"{mark:10} {patched:8} {result.seconds:5.1f} s  {label:36} {where:50} {said}".rstrip(), flush=True)
         yield result
 
 

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from benchmarks.scoreboard.mutants import Outcome
-from benchmarks.scoreboard.outside import OutsideScore
+from benchmarks.scoreboard.outside import OutsideScore, counts_of_patches
 from benchmarks.scoreboard.outside import counts as counts_outside
 from benchmarks.scoreboard.score import Score
 from benchmarks.scoreboard.threads import counts as counts_threads
@@ -82,6 +82,8 @@ def _summary(
     if outside:
         ports = len({score.fault.port for score in outside})
         yield f"faults outside of the catalogue in {ports} users' ports", len(outside), counts_outside(outside)
+        patchable = sum(score.patchable for score in outside)
+        yield "of these, named ones of model, loss, optimizer and schedule", patchable, counts_of_patches(outside)
     if scores := parts.get("clean"):
         alarms = sum(score.verdict != "equal" for score in scores)
         yield f"correct ports, {scores[0].question.steps} steps each", len(scores), f"{alarms} false alarms"
@@ -175,17 +177,40 @@ def _outside(scores: Sequence[OutsideScore]) -> Iterator[str]:
         lines = " and ".join(side for side, found in zip(("jax", "torch"), score.lines, strict=True) if found) or "-"
         expected = f"{fault.ours}; the reference: {fault.reference}"
         located = "yes" if score.located else "between layers" if score.near else "no"
+        patched = "yes" if score.patched else "no" if score.patches else "-"
         known = f" ({fault.known})" if fault.known else ""
         rows.append(
-            [f"{score.label}{known}", fault.kind, expected, places or score.verdict, named, located, lines, said]
+            [
+                f"{score.label}{known}",
+                fault.kind,
+                expected,
+                places or score.verdict,
+                named,
+                located,
+                lines,
+                patched,
+                said,
+            ]
         )
     yield "## Faults outside of the catalogue, in ports as users write them"
     yield (
         "In brackets: the catalogue has a fault that says the same. Located: named, or a difference is in the layer, "
-        "tensor or call of the fault. Lines: of which files the report has the line."
+        "tensor or call of the fault. Lines: of which files the report has the line. Patched: an edit of the JAX file, "
+        "which the check itself proposes, makes both sides equal."
     )
     yield table(
-        ["fault", "kind", "planted", "where (stage, step, tensor, layer)", "named", "located", "lines", "says"], rows
+        [
+            "fault",
+            "kind",
+            "planted",
+            "where (stage, step, tensor, layer)",
+            "named",
+            "located",
+            "lines",
+            "patched",
+            "says",
+        ],
+        rows,
     )
 
 

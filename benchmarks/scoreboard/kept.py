@@ -75,7 +75,8 @@ class Kept:
         places = tuple(Place(*place) for place in entry["places"])
         said, problems = tuple(entry["said"]), tuple(entry["problems"])
         label, verdict, text, seconds = (entry[name] for name in ("label", "verdict", "text", "seconds"))
-        return OutsideScore(label, fault, verdict, said, places, text, seconds, problems)
+        patches = tuple(entry.get("patches", ()))
+        return OutsideScore(label, fault, verdict, said, places, text, seconds, problems, patches)
 
     def outcome(self, key: tuple[str, ...]) -> Outcome | None:
         """Return the outcome of a mutant; None if there is none yet."""

@@ -74,6 +74,7 @@ class OutsideScore:
         text: the report.
         seconds: duration of the check.
         problems: problems of the report.
+        patches: for each difference with a cause, the verdict of its patch: "equal", "gone" or "none".
     """
 
     label: str
@@ -84,6 +85,7 @@ class OutsideScore:
     text: str
     seconds: float
     problems: tuple[str, ...] = ()
+    patches: tuple[str, ...] = ()
 
     @property
     def found(self) -> bool:
@@ -104,6 +106,16 @@ class OutsideScore:
     def wrong(self) -> bool:
         """Return whether a cause lacks expected words."""
         return any(words and not self.fault.named_by(words) for words in self.said)
+
+    @property
+    def patchable(self) -> bool:
+        """Return whether the fault is named, and is in the model, the loss, the optimizer or its schedule."""
+        return self.named and self.fault.stage != "samples"
+
+    @property
+    def patched(self) -> bool:
+        """Return whether a patch makes both sides equal."""
+        return bool(self.patches) and self.patches[-1] == "equal"
 
     @property
     def located(self) -> bool:
@@ -131,11 +143,12 @@ def score_outside(label: str, fault: Any, workers: Workers) -> OutsideScore:
     with tempfile.TemporaryDirectory(prefix="jaxddp-outside-") as folder:
         path = faults.write_port(fault, Path(folder))
         settings = {"world_size": faults.WORLD_SIZE, "steps": faults.STEPS[fault.port]}
-        report = check(path, **settings, numerics=False, workers=workers, tell=lambda line: None)
+        report = check(path, **settings, numerics=False, workers=workers, tell=lambda line: None, patch=True)
     said = tuple("; ".join(one.cause.says) if one.cause else "" for one in report.differences)
     places = tuple(map(Place.of, report.differences))
     problems = tuple(map(str, report.problems))
-    return OutsideScore(label, fault, report.verdict, said, places, str(report), report.seconds, problems)
+    patches = tuple(one.cause.patch.verdict for one in report.differences if one.cause and one.cause.patch)
+    return OutsideScore(label, fault, report.verdict, said, places, str(report), report.seconds, problems, patches)
 
 
 def fault_module() -> Any:
@@ -151,3 +164,9 @@ def counts(scores: Sequence[OutsideScore]) -> str:
     both = sum(all(score.lines) for score in scores)
     words = f"{found} found, {named} named, {wrong} named wrongly, {located} named or located"
     return f"{words}, {near - located} more between two layers, {both} with the lines of both files"
+
+
+def counts_of_patches(scores: Sequence[OutsideScore]) -> str:
+    """Return the number of named faults that a patch removes, after which nothing differs."""
+    patched = sum(score.patched for score in scores if score.patchable)
+    return f"{patched} with a patch after which both sides are equal"

@@ -67,6 +67,8 @@ class CheckOptions:
     """cpu | gpu: platform of the torch side; its ranks may share a GPU."""
     num_processes: int = 1
     """Number of processes that share jax's replicas, on CPU devices, as on several machines."""
+    patch: Path | None = None
+    """Look for edits of the JAX side that remove the differences, and write those that do to this file, as a diff."""
     write_names: bool = False
     """Write the proposed table into PORT.py where names do not map, and check again."""
     seed: int = 0
@@ -92,9 +94,11 @@ class CheckOptions:
             raise InputError(f"--only {self.only}: selects jaxddp's own models; must not be given with PORT.py")
         if self.write_names and self.port is None:
             raise InputError("--write-names: must be given with PORT.py")
+        if self.patch is not None and self.port is None:
+            raise InputError(f"--patch {self.patch}: must be given with PORT.py")
         if self.port is not None and not self.port.is_file():
             raise InputError(f"{self.port}: {'must be a file, not a folder' if self.port.is_dir() else 'no such file'}")
-        for path in (self.json, self.report):
+        for path in (self.json, self.report, self.patch):
             if path is not None:
                 check_file(path)
 
@@ -125,6 +129,8 @@ def _main(options: CheckOptions, flags: Sequence[str], stop: Stop) -> int:
             else:
                 reports = [_check_port(options, flags, stop)]
                 print(f"\n{reports[0]}")
+    if options.patch is not None and options.port is not None:
+        _write_patch(options.patch, options.port, reports[0])
     if options.json is not None:
         texts = [to_json(report).strip() for report in reports]
         text = texts[0] if options.port is not None else f"[{', '.join(texts)}]"
@@ -152,7 +158,19 @@ def _check_port(options: CheckOptions, flags: Sequence[str], stop: Stop) -> Repo
         numerics=options.dtype == "both",
         limit=stop,
         flags=flags,
+        patch=options.patch is not None,
     )
+
+
+def _write_patch(path: Path, port: Path, report: Report) -> None:
+    """Write the patches that were verified, and say how to apply them; or say why the file is not written."""
+    if report.patch:
+        write_atomically(path, report.patch.encode())
+        print(f"patch: {path}; apply it with: patch -p1 -d {port.parent} < {path}")
+        return
+    named = any(difference.cause for difference in report.differences)
+    unnamed = "no difference has a named cause" if report.differences else "nothing differs"
+    print(f"patch: {path} is not written: {'no edit was verified' if named else unnamed}")
 
 
 def _write_names(port: Path, report: Report) -> None:

@@ -27,15 +27,19 @@ from jaxddp.parity.compare.judge import shows_clipping
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.compare.residuals import MOVED, residuals, rounding_only
 from jaxddp.parity.diagnosis.differences import find_differences
+from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
 from jaxddp.parity.diagnosis.rounding import explain_rounding
 from jaxddp.parity.environment import environment
 from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
+from jaxddp.parity.patch.proposals import Proposals
+from jaxddp.parity.patch.trials import Trials
 from jaxddp.parity.port import Port, PortFile, PortSource
+from jaxddp.parity.port.draws import DrawnSource
 from jaxddp.parity.processes import end_if_importing
-from jaxddp.parity.progress import CAUSES, COMPARE, DRAW, FLOAT32, FORCED, FREE, Progress
+from jaxddp.parity.progress import CAUSES, COMPARE, DRAW, FLOAT32, FORCED, FREE, PATCHES, Progress
 from jaxddp.parity.records import Record, total_loss
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
@@ -62,6 +66,7 @@ def check(
     workers: Workers | None = None,
     tell: Callable[[str], None] | None = None,
     flags: Sequence[str] = (),
+    patch: bool = False,
 ) -> Report:
     """Check that a port trains exactly like its torch original, and explain the differences.
 
@@ -86,6 +91,7 @@ def check(
         tell: called from another thread with a line about the progress every 30 seconds, and with one about the memory
             of a large model before it is used. None: print them on stderr; on a terminal, one line is rewritten.
         flags: flags of a run file's options and of its trainers: `["--layers", "2", "--lr", "0.1"]`.
+        patch: whether to look for edits of the JAX side's files that remove the differences; no file is changed.
 
     Returns:
         The report; errors in the port are among its problems and raise nothing here.
@@ -121,16 +127,17 @@ def check(
                 runs.in_float32()
         except Stopped:
             crew.end()
-        return report_on(runs, crew, started)
+        return report_on(runs, crew, started, patch)
 
 
-def report_on(runs: Runs, workers: Workers, started: float) -> Report:
+def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False) -> Report:
     """Return the report on these runs.
 
     Args:
         runs: records of both sides.
         workers: processes in which the diagnosis replays hypotheses.
         started: start of the check, by `time.monotonic`.
+        patch: whether to look for patches.
     """
     progress, untried = runs.progress, [*runs.progress.untried()]
     with progress.stage(COMPARE):
@@ -156,11 +163,14 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
     if not semantic and not untried:  # rounding can be compared only if both sides mean the same, and over all steps
         differences += [one for one in numeric if one.stage not in {d.stage for d in differences}]
         differences = explain_rounding(evidence, searches, numerics, differences)
-    free = _free_running(runs, FREE_ALLOWED + RATE_GROWTH * evidence.judgement.rate_rounding, len(evidence.torch))
+    free = _free_running(runs, evidence)
     if not semantic:
         differences += _drifts(free, len(runs.jax))
     if searches.ended and not all(one.cause for one in differences):
         untried.append(CAUSES)
+    differences, diff = _patched(runs, evidence, searches, differences) if patch else (differences, "")
+    if patch and searches.ended and any(one.cause for one in differences):
+        untried.append(PATCHES)
     return Report(
         port=runs.case.name,
         world_size=runs.case.world_size,
@@ -179,6 +189,7 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
         rate_rounding=evidence.judgement.rate_rounding,
         ended=progress.stop.why if untried else "",
         untried=tuple(untried) if progress.stop.why else (),
+        patch=diff,
         seconds=time.monotonic() - started,
         environment=environment(),
     )
@@ -187,6 +198,22 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
 def _in_catalogue(difference: Difference) -> bool:
     """Return whether the cause is a fault of the catalogue; an edit of a call may stand for two crossed names."""
     return difference.cause is not None and not set(difference.cause.names) <= EDITS.keys()
+
+
+def _patched(
+    runs: Runs, evidence: Evidence, searches: InterruptibleSearches, differences: list[Difference]
+) -> tuple[list[Difference], str]:
+    """Return the differences, their causes with patches, and the diff of all patches together."""
+    source = getattr(runs.case, "source", None)
+    source = source.source if isinstance(source, DrawnSource) else source
+    if not isinstance(source, PortFile) or not differences:
+        return differences, ""
+
+    def drifts(edited: Runs) -> bool:
+        return any(_drifts(_free_running(edited, edited.evidence()), len(edited.jax)))
+
+    proposals = Proposals(Path(source.path), Trials(runs, searches.workers, evidence), searches, drifts)
+    return proposals.of(differences), proposals.diff
 
 
 def _different_starts(runs: Runs) -> list[Difference]:
@@ -206,14 +233,15 @@ def _numerics(runs: Runs) -> tuple[dict[str, Numerics], list[Difference]]:
     return compare_numerics((runs.jax, runs.jax32), (runs.torch, runs.torch32), runs.facts)
 
 
-def _free_running(runs: Runs, allowed: float, count: int) -> dict[str, StageResult]:
+def _free_running(runs: Runs, evidence: Evidence) -> dict[str, StageResult]:
     """Return the residuals of jax on its own against torch on its own, over the distance from the start.
 
-    Only the first `count` steps are compared.
+    Only the steps of the evidence are compared.
 
     Adam turns a gradient that is all rounding into a full-size step, different in each framework. Parameters with such
     gradients are left out, and so are the running means that they shift.
     """
+    allowed, count = FREE_ALLOWED + RATE_GROWTH * evidence.judgement.rate_rounding, len(evidence.torch)
     noise = rounding_only(Trajectory(runs.start, runs.torch))
     steps: dict[str, list[float]] = {"params": [], "buffers": []}
     for of_jax, of_torch in islice(zip(runs.free, runs.torch, strict=False), count):

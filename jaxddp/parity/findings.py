@@ -55,6 +55,24 @@ class Quote:
 
 
 @dataclass(frozen=True)
+class Patch:
+    """An edit of the user's JAX file that removes a difference, tried on the run; or why there is none.
+
+    Attributes:
+        verdict: "equal" if nothing differs with this patch and those before it, "gone" if this difference is gone and
+            others remain, "none" if no edit was found.
+        diff: unified diff of this edit, with paths from the port's folder; "" without one.
+        others: number of differences that remain.
+        why_not: why there is no patch; "" if there is one.
+    """
+
+    verdict: str
+    diff: str = ""
+    others: int = 0
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
 class Cause:
     """Cause of a difference: one fault, or several that this run cannot tell apart.
 
@@ -67,6 +85,7 @@ class Cause:
         runner_up: the next best explanation and the residual that it leaves; None if there is no other.
         measured: what shows the cause, if it was not planted in the reference and replayed.
         jax, torch: the line of each side; None: unknown.
+        patch: the fix as a patch; None: none was sought.
     """
 
     names: tuple[str, ...]
@@ -77,6 +96,7 @@ class Cause:
     measured: str = ""
     jax: Quote | None = None
     torch: Quote | None = None
+    patch: Patch | None = None
 
     @classmethod
     def of(
@@ -231,6 +251,7 @@ class Findings:
         free_running: stage -> residual per step of jax against torch, each running on its own.
         ended: what ended the check early, "Ctrl-C" for instance; "": nothing did.
         untried: what it had not done by then, each in a few words.
+        patch: all patches as one unified diff, with paths from the port's folder; "": there is none.
         seconds: duration of the check.
         environment: versions, hardware, date.
     """
@@ -252,6 +273,7 @@ class Findings:
     rate_rounding: float = 0.0
     ended: str = ""
     untried: tuple[str, ...] = ()
+    patch: str = ""
     seconds: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
 

@@ -47,6 +47,7 @@ class Runs:
         progress: shows what is being done.
 
     Attributes:
+        seed: as above.
         start: torch's weights before the first step; empty if they could not be drawn.
         facts: facts about the training loop.
         summary: summary of torch's run.
@@ -60,7 +61,7 @@ class Runs:
     """
 
     def __init__(self, case: AnyCase, workers: Workers, seed: int = 0, progress: Progress | None = None):
-        self.case, self._workers, self._seed = case, workers, seed
+        self.case, self._workers, self.seed = case, workers, seed
         self.progress = progress or Progress()
         self._scratch = Scratch()
         self.problems: list[Problem] = []
@@ -88,16 +89,16 @@ class Runs:
             self._run_freely()
         if len(self.torch) and len(self.free):
             with self.progress.stage(FORCED, jax=self.jax), self._noting("jax"):
-                self._workers.jax.do(Forced(self.case, self.start, self._path("torch64"), self._path("jax64")))
+                self._workers.jax.do(Forced(self.case, self.start, self.path("torch64"), self.path("jax64")))
 
     def in_float32(self) -> None:
         """Run both sides forced, in float32."""
         case = self.case.with_dtype("float32")
-        ranks = [rank_folder(self._path("torch64"), rank) for rank in range(case.world_size)]
-        source, folder = case.torch_source, self._path("torch32")
+        ranks = [rank_folder(self.path("torch64"), rank) for rank in range(case.world_size)]
+        source, folder = case.torch_source, self.path("torch32")
         sizes, shares = (case.world_size, len(self.torch)), self._shares
         forced = Steps(source, "float32", *sizes, folder, self.start, reference=ranks, shares=shares)
-        of_jax = Forced(case, self.start, self._path("torch64"), self._path("jax32"))
+        of_jax = Forced(case, self.start, self.path("torch64"), self.path("jax32"))
         stage = self.progress.stage(FLOAT32, torch=self.torch32, jax=self.jax32)
         with stage, self._beside(of_jax), self._noting("torch"):
             self._workers.torch.do(forced)
@@ -113,21 +114,22 @@ class Runs:
             return str(says)
         return ""
 
-    def evidence(self, steps: int | None = None) -> Evidence:
+    def evidence(self, steps: int | None = None, jax: Records | None = None) -> Evidence:
         """Judge the forced run and return the evidence for a diagnosis.
 
         Args:
             steps: number of steps to use, from the first; None: all.
+            jax: records of another forced run, which are judged in place of these; None: these.
         """
-        torch, jax = _first(self.torch, steps), _first(self.jax, steps)
-        judgement = judge(torch, jax, self.facts, self.summary.optimizer, self.summary.highest)
+        torch, of_jax = _first(self.torch, steps), _first(self.jax if jax is None else jax, steps)
+        judgement = judge(torch, of_jax, self.facts, self.summary.optimizer, self.summary.highest)
         judgement.shapes |= {name: x for name, x in shapes_of(self.start).items() if name in judgement.shapes}
-        paths = self._path("torch64"), self._path("jax64")
-        return Evidence(self.case, self.facts, self.summary, self.start, torch, jax, *paths, judgement)
+        paths = self.path("torch64"), self.path("jax64")
+        return Evidence(self.case, self.facts, self.summary, self.start, torch, of_jax, *paths, judgement)
 
     def _draw(self) -> None:
         """Draw torch's weights, and check that each jax array and each draw of the losses has a twin."""
-        draw = DrawWeights(self.case.torch_source, "float64", self._path("start"), self._seed)
+        draw = DrawWeights(self.case.torch_source, "float64", self.path("start"), self.seed)
         if not isinstance(self.case, PortCase):
             with self._noting("torch"):
                 ((self.start, self.facts, _),) = self._workers.torch.do(draw)
@@ -159,15 +161,15 @@ class Runs:
             self.problems.append(Problem("port", "draws", str(error)))
             return
         if pairs:
-            self.case = replace(case, source=DrawnSource(case.source, pairs, self._seed))
+            self.case = replace(case, source=DrawnSource(case.source, pairs, self.seed))
 
     def _run_freely(self) -> None:
         """Run torch, which is the reference, and jax at the same time."""
         case = self.case
-        source, folder, ahead = case.torch_source, self._path("torch64"), case.steps * LOOK_AHEAD
+        source, folder, ahead = case.torch_source, self.path("torch64"), case.steps * LOOK_AHEAD
         count, shares = case.world_size, self._shares
         reference = Steps(source, "float64", count, case.steps, folder, self.start, ahead=ahead, shares=shares)
-        with self._beside(Free(case, self.start, self._path("free"))), self._noting("torch"):
+        with self._beside(Free(case, self.start, self.path("free"))), self._noting("torch"):
             self.summary = self._workers.torch.do(reference)[0]
 
     @contextmanager
@@ -210,14 +212,15 @@ class Runs:
             if (side, error.what) not in {(problem.side, problem.message) for problem in self.problems}:
                 self.problems.append(Problem(side, where, error.what))
 
-    def _path(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
+        """Return the path of a folder for records, which is deleted with the runs."""
         return self._scratch.path / name
 
     def _torch(self, name: str) -> Records:
-        return torch_records(self._path(name), self.case.world_size)
+        return torch_records(self.path(name), self.case.world_size)
 
     def _jax(self, name: str) -> Records:
-        return jax_records(self._path(name))
+        return jax_records(self.path(name))
 
 
 def memory_in_words(elements: int, world_size: int, shares: bool = True) -> str:

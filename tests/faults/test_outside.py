@@ -7,6 +7,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,9 @@ def test_a_score_counts_words_places_and_lines() -> None:
     between = scored(("",), Place("local_loss", 1, "loss", "norm", "fc1"))
     assert between.near and not between.located
     assert not scored(("",), Place("local_loss", 1, "loss", "head", "up")).near
+    patched, unnamed = (replace(of, patches=("gone", "equal")) for of in (right, silent))
+    assert patched.patched and patched.patchable and not right.patched and not unnamed.patchable
+    assert not replace(right, patches=("equal", "gone")).patched
     ours, reference = SLOPE.lines
     assert scored(("",), loss, f"at mlp_jax.py:{ours}; mlp_torch.py, line {reference}").lines == (True, True)
     assert scored(("",), loss, f"at mlp_jax.py:{ours}0; mlp_torch.py:{reference - 1}").lines == (False, False)
@@ -101,6 +105,7 @@ def test_a_score_counts_words_places_and_lines() -> None:
 
 def test_a_score_is_kept_and_is_a_row_of_the_scoreboard(tmp_path: Path) -> None:
     score = scored(("slope 0.01, the reference has 0.2",), Place("local_loss", 1, "loss", "norm", "fc1"))
+    score = replace(score, patches=("equal",))
     key = "outside", "mlp/slope"
     Kept(tmp_path / "scores.jsonl").add(key, score)
     kept = Kept(tmp_path / "scores.jsonl")
@@ -108,6 +113,7 @@ def test_a_score_is_kept_and_is_a_row_of_the_scoreboard(tmp_path: Path) -> None:
     facts = dict.fromkeys(("command", "date", "hardware", "python", "jax", "flax", "optax", "torch"), "x")
     text = to_markdown({}, [score], [], facts, {})
     assert "1 found, 1 named, 0 named wrongly, 1 named or located, 0 more between two layers" in text
+    assert "| of these, named ones of model, loss, optimizer and schedule | 1 | 1 with a patch after which" in text
     assert "| mlp/slope | constant | negative_slope 0.01; the reference: negative_slope 0.2 | local_loss 1 loss" in text
 
 

@@ -125,6 +125,7 @@ PARITY_ORDER = [
     ["workers", "cases"],
     ["diagnosis"],
     ["runs", "recordings"],
+    ["patch"],
     ["checking"],
     ["preload"],
     ["__main__"],

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import subprocess
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -87,18 +88,20 @@ class Forced:
         start: initial weights of the reference.
         reference: folder of the reference's records.
         folder: folder of the records to write.
+        most: number of steps to take, from the first; None: all.
     """
 
     case: AnyCase
     start: Arrays
     reference: Path
     folder: Path
+    most: int | None = None
 
     def run(self, tell: Tell) -> None:
         """Take the steps."""
         writer = _begun(self, tell)
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
-        for step, record in enumerate(forced_records(self.case, reference), start=1):
+        for step, record in enumerate(islice(forced_records(self.case, reference), self.most), start=1):
             writer.write(record)
             del record  # frees its memory before the next step
             tell(f"after step {step}")

@@ -12,6 +12,7 @@ from jaxddp.config.optimization import Optimizer, Schedule
 from jaxddp.config.options import Communication, Parameters
 from jaxddp.errors import InputError
 from jaxddp.parity.port.port import Port
+from jaxddp.parity.port.replaced_files import replace_files
 from jaxddp.parity.port.run_batches import RunBatches
 from jaxddp.program import Program, bound, check_flags, config_class, default_config, load_program
 from jaxddp.program.program import OPTIMIZERS
@@ -51,11 +52,13 @@ class PortFile:
         path: a Python file; see `jaxddp.parity.port`.
         world_size: number of replicas, over which a run file's `train_data` are distributed.
         flags: flags of a run file, see `load_port`.
+        texts: (path, text) of files that are read in place of those in its folder.
     """
 
     path: str
     world_size: int = 1
     flags: tuple[str, ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -64,6 +67,7 @@ class PortFile:
 
     def port(self) -> Port:
         """Load the file."""
+        replace_files(dict(self.texts), Path(self.path))
         return load_port(self.path, self.world_size, self.flags)
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from jaxddp.parity.catalogue import EDITS, FAULTS, Fault
-from jaxddp.parity.findings import Cause, Difference, Layer, Quote
+from jaxddp.parity.findings import Cause, Difference, Layer, Patch, Quote
 from jaxddp.parity.report import words
 from jaxddp.parity.report.markup import Html, join, tag, with_code
 from jaxddp.parity.report.tables import scroll_box
@@ -49,7 +49,17 @@ def _cause(cause: Cause, lead: str) -> Html:
     ]
     several = tag("p", "This run cannot tell these causes apart; each explains the whole difference.")
     listed = tag("ul", items, class_="causes")
-    return join(several if len(cause.names) > 1 else "", listed, _quotes(cause))
+    return join(several if len(cause.names) > 1 else "", listed, _quotes(cause), _patch(cause.patch))
+
+
+def _patch(patch: Patch | None) -> Html:
+    """Render a patch and whether it was verified, or why there is none."""
+    if patch is None:
+        return Html("")
+    verdict = tag("b", "Patch: "), words.patched(patch)
+    if not patch.diff:
+        return tag("p", *verdict)
+    return tag("figure", tag("figcaption", *verdict), tag("pre", patch.diff), class_="quote")
 
 
 def _quotes(found: Cause | Difference) -> Html:

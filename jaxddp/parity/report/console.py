@@ -15,6 +15,7 @@ LINE = 110  # characters
 LONGEST = 480  # characters; the middle of a longer text is left out
 REST = " [in full: --report, --json]"
 TENSOR_WIDTH = 32
+MOST_EDITED = 8  # lines of a patch that are shown
 MOST_DIFFERENCES, MOST_PROBLEMS = 2, 3  # shown in full
 
 # Columns of the table of checks: heading -> stages; a column shows the worst of its stages.
@@ -184,6 +185,10 @@ def _cause_lines(cause: Cause, label: str) -> Iterator[str]:
         yield f"{'  or     ' if index else label}{words.said(cause, says)}  [{name}]"
         yield f"  fix    {fix}"
     yield from _quotes(cause, "  lines  ")
+    if cause.patch is not None:
+        yield f"  patch  {words.patched(cause.patch)}"
+        edited = [line for line in cause.patch.diff.splitlines() if line[:1] in "-+" and line[:3] not in ("---", "+++")]
+        yield from (f"         {line[:1]} {line[1:].strip()}" for line in edited[:MOST_EDITED])
 
 
 def _quotes(found: Cause | Difference, label: str) -> Iterator[str]:

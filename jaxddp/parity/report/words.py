@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from jaxddp.parity.findings import Cause, Difference, Findings, Layer, Numerics, StageResult
+from jaxddp.parity.findings import Cause, Difference, Findings, Layer, Numerics, Patch, StageResult
 
 STAGE_NAMES = {
     "samples": "samples",
@@ -247,6 +247,20 @@ def said(cause: Cause, says: str) -> str:
     if has:
         return f"{begin}{jax}{has}{end}{torch}"
     return f"{says}{jax}{f'; the reference: {cause.torch.place}' if cause.torch else ''}"
+
+
+def patched(patch: Patch) -> str:
+    """Describe in words whether a patch was verified, or why there is none.
+
+    >>> patched(Patch("gone", "...", 2)), patched(Patch("equal", "..."))
+    ('verified: this difference is gone; 2 others remain', 'verified: equal with this patch')
+    """
+    if patch.verdict == "none":
+        return f"none: {patch.why_not}"
+    if patch.verdict == "equal":
+        return "verified: equal with this patch"
+    others = "1 other remains" if patch.others == 1 else f"{patch.others} others remain"
+    return f"verified: this difference is gone; {others}"
 
 
 def evidence(difference: Difference, causes: Sequence[Cause]) -> str:

@@ -1,0 +1,171 @@
+"""Candidates of a patch: texts of the JAX file in which what a cause names is edited, the likeliest first."""
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from jaxddp.parity.catalogue import is_of_optimizer
+from jaxddp.parity.findings import Cause
+from jaxddp.parity.patch import edits
+from jaxddp.parity.patch.optimizers import makes_optimizer, optimizer_edits
+from jaxddp.parity.patch.said import Said, code_of, options_of, values_of
+from jaxddp.parity.patch.source import Edit, Source, calls, last_name
+from jaxddp.parity.patch.transplant import Mirror
+
+FIRST = 2  # statements to which edits that a name suggests are made before those that mirror torch
+NEAR = 12  # statements whose operators and orders are edited, from the quoted one on
+STOP, MEAN = "jax.lax.stop_gradient({})", "jax.lax.pmean({}, 'replica')"
+
+
+def candidates(text: str, line: int, cause: Cause, torch: tuple[str, int] | None = None) -> Iterator[str]:
+    """Yield edited texts of a JAX file, each once.
+
+    Args:
+        text: the file.
+        line: the line that the cause quotes.
+        cause: names, words and fixes.
+        torch: text of the torch file and the line that is quoted of it; None: unknown.
+
+    Raises:
+        SyntaxError: the text is not Python.
+    """
+    source, seen = Source(text), {text}
+    for edit in _edits(source, line, cause, torch):
+        group = [edit] if isinstance(edit, tuple) else edit
+        edited = source.edited(*group)
+        if edited not in seen and _is_python(edited):
+            seen.add(edited)
+            yield edited
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
+
+
+def _edits(source: Source, line: int, cause: Cause, torch: tuple[str, int] | None) -> Iterator[Edit | Sequence[Edit]]:
+    near = source.near(line)
+    if not near:
+        return
+    mirror = _mirror(source, torch)
+    if mirror is not None and torch is not None:
+        near[1:1] = [x for x in mirror.twin(torch[1]) if x not in near]
+    said = [one for says in cause.says for one in values_of(says)]
+    for one in said:
+        if one.is_factor:
+            yield from _of_factor(source, near, one)
+            continue
+        for statement in near[:FIRST]:
+            yield from edits.numbers(source, statement, one.port, one.torch)
+        yield from _of_functions(source, near, one)
+        yield from _of_options(source, near, one)
+        for statement in near:
+            yield from edits.numbers(source, statement, one.port, one.torch)
+    yield from _of_names(source, near[:FIRST], cause)
+    yield from _of_fixes(source, near, cause)
+    if any(map(is_of_optimizer, cause.names)) or makes_optimizer(near[0]):
+        yield from optimizer_edits(source, near, cause, mirror.torch if mirror is not None else None)
+    elif mirror is not None and torch is not None:
+        yield from mirror.edits(line, torch[1])
+    yield from _of_names(source, near[:NEAR], cause)
+    if mirror is not None:
+        yield from mirror.of_constants()
+    for one in said:
+        for statement in near:
+            yield from edits.scaled(source, statement, one.port, one.torch)
+    for statement in near[:NEAR]:
+        yield from edits.swapped(source, statement)
+        yield from edits.operators(source, statement)
+        yield from edits.parts(source, statement)
+        yield from edits.flags(source, statement)
+
+
+def _of_factor(source: Source, near: Sequence[ast.stmt], said: Said) -> Iterator[Edit]:
+    """Yield what undoes a factor: a mean for a sum, the operation with a number left out, another number."""
+    for statement in near:
+        yield from edits.swapped(source, statement)
+        yield from edits.factors(source, statement)
+    for statement in near:
+        yield from edits.scaled(source, statement, said.port, said.torch)
+
+
+def _mirror(source: Source, torch: tuple[str, int] | None) -> Mirror | None:
+    if torch is None:
+        return None
+    try:
+        return Mirror(source, Source(torch[0]))
+    except SyntaxError:
+        return None
+
+
+def _of_options(source: Source, near: Sequence[ast.stmt], said: Said) -> Iterator[Edit | Sequence[Edit]]:
+    """Yield the option that the cause names, with the reference's value, in one call, and in all calls of its name."""
+    call = edits.jax_name(said.call)
+    for name in edits.OPTIONS.get(said.option, (said.option,)) if said.option else ():
+        for value in _values(said, name):
+            of_all = [[*edits.option(source, x, call, name, value)] for x in near]
+            yield from (edit for of_one in of_all for edit in of_one)
+            for statement in near:
+                for other in calls(statement):
+                    if any(keyword.arg == name for keyword in other.keywords):
+                        yield other, edits.with_option(source, other, name, value)
+            every = [edit for x in source.statements for edit in edits.option(source, x, call, name, value)]
+            if len(every) > 1 and not _overlap(every):
+                yield every
+
+
+def _values(said: Said, name: str) -> Iterator[str]:
+    yield edits.PADDINGS.get(said.torch, said.torch) if name == "padding" else said.torch
+    if name in ("momentum", "rate"):  # what one library keeps, another one replaces
+        yield f"{1 - float(said.torch):.10g}"
+
+
+def _overlap(found: Sequence[Edit]) -> bool:
+    nodes = [node for node, _ in found]
+    return any(one is not other and one in ast.walk(other) for one in nodes for other in nodes)
+
+
+def _of_functions(source: Source, near: Sequence[ast.stmt], said: Said) -> Iterator[Edit]:
+    for statement in near:
+        yield from edits.function(source, statement, edits.jax_name(said.port), edits.jax_name(said.torch))
+        yield from edits.strings(source, statement, said.port, said.torch)
+
+
+def _of_fixes(source: Source, near: Sequence[ast.stmt], cause: Cause) -> Iterator[Edit | Sequence[Edit]]:
+    """Yield the options and functions of the fix's code, in calls of the same name."""
+    for fix in cause.fixes:
+        code = [*code_of(fix)]
+        pairs = [
+            (last_name(one.func), keyword.arg, ast.unparse(keyword.value)) for one in code for keyword in one.keywords
+        ]
+        pairs += [(last_name(one.func), name, value) for one in code for name, value in options_of(fix)]
+        for name, option, value in dict.fromkeys(pair for pair in pairs if pair[1]):
+            every = [edit for x in source.statements for edit in edits.option(source, x, name, str(option), value)]
+            yield from (edit for x in near for edit in edits.option(source, x, name, str(option), value))
+            yield from every
+            if len(every) > 1 and not _overlap(every):
+                yield every
+        for option, value in options_of(fix):
+            for statement in near:
+                for call in calls(statement):
+                    if any(keyword.arg == option for keyword in call.keywords):
+                        yield call, edits.with_option(source, call, option, value)
+
+
+def _of_names(source: Source, near: Sequence[ast.stmt], cause: Cause) -> Iterator[Edit]:
+    """Yield what the names of a cause suggest: a call left out or put around, another axis or order."""
+    names = set(cause.names)
+    for statement in near if "gradient_stopped" in names else ():
+        yield from edits.left_out(source, statement, ("stop_gradient",))
+    for statement in near if "gradient_not_stopped" in names else ():
+        yield from edits.wrapped(source, statement, STOP)
+    for statement in near if "no_sync" in names else ():
+        yield from edits.wrapped(source, statement, MEAN)
+    for statement in near if "call_added" in names else ():
+        yield from edits.left_out(source, statement)
+    for statement in near if "other_axis" in names else ():
+        yield from edits.axes(source, statement)
+    for statement in near if names & {"other_order", "other_operand"} else ():
+        yield from edits.orders(source, statement)

@@ -1,0 +1,249 @@
+"""Candidates of a patch: the right text is among them, all other bytes stay, and each is Python."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from jaxddp.parity.catalogue import TorchOptimizer
+from jaxddp.parity.findings import Cause
+from jaxddp.parity.patch.candidates import candidates
+from jaxddp.parity.patch.homes import home_of
+from jaxddp.parity.patch.source import Source
+
+ADAM = TorchOptimizer("Adam", [{"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}])
+ADAMW = TorchOptimizer("AdamW", [{"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}])
+SGD = TorchOptimizer("SGD", [{"lr": 0.1, "momentum": 0.9, "weight_decay": 0.03}])
+MASKED = TorchOptimizer("AdamW", [{"lr": 0.1, "weight_decay": x} for x in (0.01, 0.0)])
+MODEL = "class Net(nnx.Module):\n    def __init__(self, rngs):\n        self.norm = {}\n\n    def __call__(self, x):\n"
+
+
+def cause(name: str, says: str, optimizer: TorchOptimizer | None = None) -> Cause:
+    return Cause.of((name,), (says,), 0.0, optimizer=optimizer)
+
+
+def made(text: str, line: int, found: Cause, torch: tuple[str, int] | None = None) -> list[str]:
+    return [*candidates(text, line, found, torch)]
+
+
+# Name, words, the wrong line, the right one.
+OF_A_LINE = [
+    ("number", "leaky_relu's negative_slope 0.3, the reference has 0.2", "leaky_relu(x, 0.3)", "leaky_relu(x, 0.2)"),
+    (
+        "number",
+        "leaky_relu's negative_slope 0.01, the reference has 0.2",
+        "jax.nn.leaky_relu(x)",
+        "jax.nn.leaky_relu(x, negative_slope=0.2)",
+    ),
+    ("number", "a factor 0.25, the reference has 0.5", "x / 4", "x / 2.0"),
+    ("number", "a divisor 3, the reference has 0.3333333333", "x / 3", "x / (1 / 3)"),
+    ("number", "index 1 instead of 0", "x[1]", "x[0]"),
+    (
+        "other_option",
+        "interpolate's mode 'bilinear' instead of 'nearest'",
+        'resize(x, "bilinear")',
+        'resize(x, "nearest")',
+    ),
+    ("other_function", "sigmoid instead of silu", "2 * jax.nn.sigmoid(x)", "2 * jax.nn.silu(x)"),
+    ("other_function", "avg_pool2d instead of max_pool2d", "nnx.avg_pool(x, (2, 2))", "nnx.max_pool(x, (2, 2))"),
+    ("gelu_approximation", "GELU by tanh", "jax.nn.gelu(x)", "jax.nn.gelu(x, approximate=False)"),
+    ("gelu_approximation", "GELU by tanh", "apply(nnx.gelu)", "apply(lambda x: nnx.gelu(x, approximate=False))"),
+    ("std_correction", "std divides by n", "jnp.std(x, axis=0)", "jnp.std(x, axis=0, ddof=1)"),
+    ("other_axis", "softmax over axis 0 instead of 1", "softmax(x, axis=0)", "softmax(x, axis=-1)"),
+    ("other_order", "cat of its tensors in the order (1, 0)", "concatenate([a, b])", "concatenate([b, a])"),
+    ("gradient_stopped", "no gradient reaches x", "jax.lax.stop_gradient(x) * 2", "x * 2"),
+    ("gradient_not_stopped", "the gradient of x, times 1", "f(x) + b", "f(jax.lax.stop_gradient(x)) + b"),
+    ("call_added", "tanh after add", "2 * jnp.tanh(a + b)", "2 * (a + b)"),
+    ("loss_scale", "a sum over the batch, the reference takes the mean", "losses.sum()", "losses.mean()"),
+    ("loss_scale", "loss and gradients times 0.5", "0.25 * x.mean()", "0.5 * x.mean()"),
+    ("loss_scale", "loss and gradients times 0.5", "0.5 * x.mean()", "x.mean()"),
+    ("no_sync", "not averaged", "update(x, a)", "update(jax.lax.pmean(x, 'replica'), a)"),
+    ("sum_not_mean", "summed", 'jax.lax.psum(g, "replica")', 'jax.lax.pmean(g, "replica")'),
+]
+
+
+@pytest.mark.parametrize(("name", "says", "wrong", "right"), OF_A_LINE, ids=[x[2] for x in OF_A_LINE])
+def test_the_line_of_a_cause_is_edited(name: str, says: str, wrong: str, right: str) -> None:
+    text = "def f(x, a, b):\n    return {}  # äöü\r\n"
+    assert text.format(right) in made(text.format(wrong), 2, cause(name, says))
+
+
+OPTIMIZERS = [
+    ("decay_value", "weight decay 0.0001, the reference has 0.01", ADAMW, "adamw(LR)", "adamw(LR, weight_decay=0.01)"),
+    (
+        "decay_value",
+        "weight decay 0.1, the reference has 0.01",
+        ADAMW,
+        "adamw(LR, weight_decay=0.1)",
+        "adamw(LR, weight_decay=0.01)",
+    ),
+    (
+        "coupled_decay",
+        "weight decay is coupled",
+        ADAMW,
+        "chain(optax.add_decayed_weights(0.01), optax.adam(LR))",
+        "adamw(LR, weight_decay=0.01)",
+    ),
+    (
+        "decay_value",
+        "weight decay 0, the reference has 0.03",
+        SGD,
+        "sgd(LR, momentum=0.9)",
+        "chain(optax.add_decayed_weights(0.03), optax.sgd(LR, momentum=0.9))",
+    ),
+    (
+        "decay_mask",
+        "weight decay acts on biases",
+        MASKED,
+        "adamw(LR, weight_decay=0.01)",
+        "adamw(LR, weight_decay=0.01, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params))",
+    ),
+    ("clip_norm", "clips", ADAM, "chain(optax.clip_by_global_norm(1.0), optax.adam(LR))", "chain(optax.adam(LR))"),
+    (
+        "nesterov",
+        "Nesterov momentum in the port only",
+        SGD,
+        "sgd(LR, momentum=0.9, nesterov=True)",
+        "sgd(LR, momentum=0.9, nesterov=False)",
+    ),
+    ("lr_scaled", "learning rate times 2, the number of replicas", ADAM, "adam(2 * LR)", "adam(LR)"),
+    (
+        "lr_off_by_one",
+        "the schedule is one step ahead",
+        SGD,
+        "sgd(lambda t: rate(t + 1), momentum=0.9)",
+        "sgd(lambda t: rate(t), momentum=0.9)",
+    ),
+    (
+        "schedule",
+        "the learning rate changes only every 4 steps",
+        SGD,
+        "sgd(lambda t: rate((t // N) * N))",
+        "sgd(lambda t: rate(t))",
+    ),
+    (
+        "schedule",
+        "the learning rate changes only every 4 steps",
+        SGD,
+        "sgd(lambda t: rate(LR * t // 4 * 4))",
+        "sgd(lambda t: rate(LR * t))",
+    ),
+    (
+        "rate_of_some",
+        "not updated in the port: bias",
+        SGD,
+        'partition({"a": optax.sgd(LR), "b": optax.set_to_zero()}, label)',
+        'partition({"a": optax.sgd(LR), "b": optax.sgd(LR)}, label)',
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "says", "optimizer", "wrong", "right"), OPTIMIZERS, ids=[x[3] for x in OPTIMIZERS])
+def test_the_optimizer_is_edited_after_the_code_of_the_fix(
+    name: str, says: str, optimizer: TorchOptimizer, wrong: str, right: str
+) -> None:
+    text = "import jax\nimport optax\nLR, N = 0.1, 4\nflax_optimizer = optax.{}\n"
+    found = cause(name, says, optimizer)
+    assert text.format(right) in made(text.format(wrong), 4, found)
+
+
+def test_a_module_that_the_code_of_a_fix_needs_is_imported() -> None:
+    amsgrad = TorchOptimizer("Adam", [{"betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": True}])
+    text = '"""Port."""\nimport optax\n\nflax_optimizer = optax.amsgrad(1e-3)\n'
+    right = '"""Port."""\nimport jaxddp.optim\nimport optax\n\nflax_optimizer = jaxddp.optim.adam(1e-3, amsgrad=True)\n'
+    assert right in made(text, 4, cause("amsgrad", "AMSGrad, as optax has it", amsgrad))
+
+
+def test_numbers_are_followed_to_constants_arguments_and_layers() -> None:
+    slope = cause("number", "leaky_relu's negative_slope 0.3, the reference has 0.2")
+    text = "A, SLOPE = 1, 0.3\ndef f(x):\n    return leaky_relu(x, SLOPE)\n"
+    assert text.replace("0.3", "0.2") in made(text, 3, slope)
+    text = "def act(x, slope=0.3):\n    return leaky_relu(x, slope)\n\ndef f(x):\n    return act(x)\n"
+    assert text.replace("0.3", "0.2") in made(text, 5, slope)
+    text = MODEL.format("nnx.LayerNorm(8, rngs=rngs)") + "        return self.norm(x)\n"
+    eps = cause("norm_epsilon", "LayerNorm eps 1e-06, the reference has 1e-05")
+    assert text.replace("rngs=rngs)", "rngs=rngs, epsilon=1e-05)") in made(text, 6, eps)
+
+
+def test_options_are_added_to_all_alike_layers_at_once() -> None:
+    text = "def f(x):\n    y = LayerNorm(name='a')(x)\n    return LayerNorm(name='b')(y)\n"
+    eps = cause("norm_epsilon", "LayerNorm eps 1e-06, the reference has 1e-05")
+    added = sorted(x.count(", epsilon=1e-05)") for x in made(text, 3, eps))
+    assert added[-1] == 2 and 1 in added
+
+
+TWINS = [
+    (
+        "h = jax.nn.silu(self.gate(x)) * self.up(x)",
+        "h = x + F.silu(self.gate(x)) * self.up(x)",
+        "h = x + jax.nn.silu(self.gate(x)) * self.up(x)",
+    ),
+    ("h = x.mean(axis=1)", "h = (x * valid[..., None]).sum(dim=1)", "h = (x * valid[..., None]).sum(axis=1)"),
+    ("h = jnp.tanh(x) / valid", "h = torch.tanh(x)", "h = jnp.tanh(x)"),
+    ("h = x", "h = torch.tanh(x).detach()", "h = jax.lax.stop_gradient(jnp.tanh(x))"),
+    (
+        "h = jnp.concatenate([valid, x], axis=-1)",
+        "h = torch.cat([x, valid], dim=-1)",
+        "h = jnp.concatenate([x, valid], axis=-1)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("wrong", "torch", "right"), TWINS, ids=[x[2] for x in TWINS])
+def test_a_line_is_made_to_say_what_the_torch_line_says(wrong: str, torch: str, right: str) -> None:
+    text = "import jax\nfrom jax import numpy as jnp\ndef call(self, x, valid):\n    {}\n    return h\n"
+    twin = f"def forward(self, x, valid):\n    {torch}\n    return h\n"
+    found = cause("operand_left_out", "left out")
+    assert text.format(right) in made(text.format(wrong), 4, found, (twin, 2))
+
+
+def test_a_statement_that_torch_alone_has_is_inserted() -> None:
+    text = "def f(x, y):\n    h = x + y\n    return h\n"
+    twin = "def f(x, y):\n    h = x + y\n    h = h / h.sum(dim=-1, keepdim=True)\n    return h\n"
+    right = "def f(x, y):\n    h = x + y\n    h = h / h.sum(axis=-1, keepdims=True)\n    return h\n"
+    assert right in made(text, 3, cause("call_left_out", "no div"), (twin, 4))
+
+
+def test_candidates_are_python_differ_and_leave_other_lines_alone() -> None:
+    text = "x = 1  # ü\r\n\r\ndef f(a):\r\n    return leaky_relu(a, 0.3) * 0.3 - a / 2\r\n"
+    every = made(text, 4, cause("number", "leaky_relu's negative_slope 0.3, the reference has 0.2"))
+    assert len(every) == len({*every}) > 5 and text not in every
+    for one in every:
+        ast.parse(one)
+        assert one.splitlines()[:3] == text.splitlines()[:3] and one.count("\r\n") == 4
+
+
+def test_numbers_of_torch_code_that_jax_cannot_know_are_not_taken() -> None:
+    found = cause("operand_left_out", "left out")
+    every = made("def f(x):\n    return x\n", 2, found, ("def f(x):\n    return x + torch_only(x)\n", 2))
+    assert not any("torch_only" in one for one in every)
+
+
+def test_operations_keep_their_parentheses() -> None:
+    source = Source("y = 2 * f(x)\nz = 3 * (n // 2)\n")
+    calls = [x for x in ast.walk(source.tree) if isinstance(x, ast.Call)]
+    assert source.edited((calls[0], "a + b")) == "y = 2 * (a + b)\nz = 3 * (n // 2)\n"
+    floors = [x for x in ast.walk(source.tree) if isinstance(x, ast.BinOp) and isinstance(x.op, ast.FloorDiv)]
+    assert source.edited((floors[0], "n")) == "y = 2 * f(x)\nz = 3 * n\n"
+
+
+def test_a_function_is_found_in_the_file_that_defines_it(tmp_path: Path) -> None:
+    port, module = tmp_path / "port.py", tmp_path / "halves" / "jax_half.py"
+    module.parent.mkdir()
+    port.write_text(
+        "from halves.jax_half import loss as flax_loss\nimport os\n\ndef flax_step(): pass\nflax_optimizer = 1\n"
+    )
+    module.write_text("x = 1\n\ndef loss(model):\n    y = 1\n    return y\n")
+    assert home_of(port, "flax_loss") == (str(module), 5)
+    assert home_of(port, "flax_step") == (str(port), 4) and home_of(port, "flax_optimizer") == (str(port), 5)
+    assert home_of(port, "flax_model") is None and home_of(tmp_path / "none.py", "x") is None
+
+
+def test_the_rate_is_made_torchs_schedule() -> None:
+    rate = "def rate(t):\n    return 0.1 * (0.9 + 0.1 * f(t))\n"
+    text = f"import optax\n\n{rate}flax_optimizer = optax.sgd(rate, momentum=0.9)\n"
+    twin = "STEPS = 8\noptimizer = SGD(parameters, lr=0.1)\nscheduler = CosineAnnealingLR(optimizer, T_max=STEPS)\n"
+    found = cause("schedule", "the learning rate falls towards a least rate that is 0.01 higher", SGD)
+    right = text.replace("import optax", "import jaxddp.schedules\nimport optax")
+    right = right.replace("sgd(rate,", "sgd(jaxddp.schedules.cosine(0.1, T_max=8),")
+    assert right in made(text, 5, found, (twin, 2))
