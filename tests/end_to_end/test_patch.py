@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from jaxddp.parity.__main__ import run
 from jaxddp.parity.checking import check
 from jaxddp.parity.patch import proposals
+from jaxddp.parity.progress import PATCHES
 from jaxddp.parity.report.json_form import from_json
 from jaxddp.parity.report.page import to_html
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.stopping import Stop
 from jaxddp.parity.workers import Workers
 from tests.end_to_end.fixes.fix import between
 from tests.support.schema import check_against
@@ -179,6 +182,24 @@ def test_edits_that_do_not_help_or_make_something_worse_are_rejected(
     cause = report.differences[0].cause
     assert report.patch == "" and cause is not None and cause.patch is not None
     assert cause.patch.why_not == proposals.NO_EDIT.format(4) and "  patch  none: none of the 4 edits" in str(report)
+
+
+@pytest.mark.large
+def test_a_check_that_ends_while_edits_are_tried_says_so(
+    tmp_path: Path, single: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = Stop()
+
+    def ending(*args: object) -> Iterator[str]:
+        stop.why = "Ctrl-C"
+        yield PORT
+
+    monkeypatch.setattr(proposals, "candidates", ending)
+    port = write(tmp_path, *filled("slope", PATCHED["slope"][1])[0])
+    report = check(port, world_size=1, steps=2, workers=single, numerics=False, patch=True, limit=stop)
+    cause = report.differences[0].cause
+    assert cause is not None and cause.patch is not None and cause.patch.why_not == proposals.ENDED
+    assert (report.patch, report.ended, report.untried) == ("", "Ctrl-C", (PATCHES,))
 
 
 def test_a_cause_without_a_line_says_so(tmp_path: Path, single: Workers) -> None:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
-from jaxddp.parity.findings import Cause, Difference, Patch
+from jaxddp.parity.findings import Cause, Difference, Patch, Quote
 from jaxddp.parity.patch.candidates import candidates
-from jaxddp.parity.patch.homes import OF_STAGE, Home, home_of
+from jaxddp.parity.patch.homes import Home, home_of_stage
 from jaxddp.parity.patch.trials import Texts, Trials
 from jaxddp.parity.progress import PATCHES
 from jaxddp.parity.report.words import groups
@@ -43,10 +43,11 @@ class Proposals:
         self._trials, self._searches, self._drifts = trials, searches, drifts
         self._first: dict[str, str] = {}  # texts of the files as they are
         self._texts: dict[str, str] = {}  # those of the files that patches edit
+        self._left = 0  # differences that no patch removes
 
     def of(self, differences: Sequence[Difference]) -> list[Difference]:
         """Return the differences, their causes with patches."""
-        patched = []
+        patched, self._left = [], len(differences)
         with self._searches.progress.stage(PATCHES):
             for group in groups(differences):
                 patched += self._of_group(group) if all(one.cause for one in group) else group
@@ -60,13 +61,14 @@ class Proposals:
     def _of_group(self, group: Sequence[Difference]) -> list[Difference]:
         causes = [one.cause for one in group if one.cause]
         why = self._why_none(group[0], causes)
-        found = None if why else self._searches.run(lambda: self._search(group[0].stage, causes), [])
+        found = None if why else self._searches.run(lambda: self._search(group[0], causes), [])
         if found is None or isinstance(found, int):
             why = why or (ENDED if self._searches.ended else NO_EDIT.format(found) if found else ADVICE)
             patches = [Patch("none", why_not=why) for _ in causes]
         else:
             diffs, drifts = found
-            others = len(self._trials.before) + drifts
+            self._left -= len(group)
+            others = max(1, self._left) if self._trials.before or drifts else 0
             patches = [Patch("gone" if others else "equal", diff, others) for diff in diffs]
         pairs = zip(group, causes, patches, strict=True)
         return [replace(one, cause=replace(cause, patch=patch)) for one, cause, patch in pairs]
@@ -76,28 +78,26 @@ class Proposals:
         if difference.kind == "numeric" or difference.not_finite:
             return NOT_FINITE if difference.not_finite else ROUNDING
         for cause in causes:
-            home = self._home(difference.stage, cause)
+            home = self._home(difference.stage, cause.jax, "flax")
             if home is None:
                 return NO_LINE
             if not Path(os.path.realpath(home.path)).is_relative_to(self._folder):
                 return NOT_BESIDE.format(Path(home.path).name)
         return ""
 
-    def _home(self, stage: str, cause: Cause) -> Home | None:
-        """Return the line that a cause quotes, or that of the function that computes the stage."""
-        if cause.jax is not None:
-            return Home(cause.jax.path, cause.jax.line)
-        return home_of(self._port, OF_STAGE[stage]) if stage in OF_STAGE else None
+    def _home(self, stage: str, quote: Quote | None, side: str) -> Home | None:
+        """Return the line that is quoted, or that of the function that computes the stage."""
+        return home_of_stage(self._port, stage, side) if quote is None else Home(quote.path, quote.line)
 
-    def _search(self, stage: str, causes: Sequence[Cause]) -> tuple[list[str], bool] | int:
+    def _search(self, difference: Difference, causes: Sequence[Cause]) -> tuple[list[str], bool] | int:
         """Return the diff of each cause, and whether the edited port drifts; or the number of edits that were tried."""
         tried = 0
         most = MOST if len(causes) == 1 else EACH ** len(causes)
-        for chain in itertools.islice(self._chains(self._texts, stage, causes), most):
+        for chain in itertools.islice(self._chains(self._texts, difference.stage, causes), most):
             self._searches.progress.stop.poll()
             tried += 1
             texts = chain[-1]
-            if not self._trials.screen(texts, stage) or (runs := self._trials.confirm(texts, stage)) is None:
+            if not self._trials.screen(texts, difference) or (runs := self._trials.confirm(texts, difference)) is None:
                 continue
             self._trials.accept(runs)
             steps = zip([self._texts, *chain], chain, strict=False)
@@ -119,15 +119,15 @@ class Proposals:
 
     def _edited(self, texts: Texts, stage: str, cause: Cause) -> Iterator[Texts]:
         """Yield the texts with one candidate for a cause."""
-        home = self._home(stage, cause)
+        home, there = self._home(stage, cause.jax, "flax"), self._home(stage, cause.torch, "torch")
         assert home is not None, "checked by _why_none"
         path = os.path.realpath(home.path)
         text = self._text(path, texts)
         torch = None
         if text is None:
             return
-        if cause.torch is not None and (of_torch := self._text(cause.torch.path, {})) is not None:
-            torch = of_torch, cause.torch.line
+        if there is not None and (of_torch := self._text(there.path, {})) is not None:
+            torch = of_torch, there.line
         line = moved(home.line, self._first[path], text)
         try:
             yield from (dict(texts) | {path: one} for one in candidates(text, line, cause, torch))
