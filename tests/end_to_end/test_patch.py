@@ -133,7 +133,7 @@ def test_a_patch_makes_the_port_equal(kind: str, tmp_path: Path, single: Workers
     before = port.read_text()
     report = patched(port, single)
     assert port.read_text() == before
-    patches = [one.cause.patch for one in report.differences if one.cause]
+    patches = [one.patch for one in report.differences]
     assert [one and one.verdict for one in patches] == ["equal"], str(report)
     assert "  patch  verified: equal with this patch\n" in str(report)
     applied(report.patch, tmp_path)
@@ -179,9 +179,9 @@ def test_edits_that_do_not_help_or_make_something_worse_are_rejected(
     port = tmp_path / "port.py"
     port.write_text(text)
     report = patched(port, single)
-    cause = report.differences[0].cause
-    assert report.patch == "" and cause is not None and cause.patch is not None
-    assert cause.patch.why_not == proposals.NO_EDIT.format(4) and "  patch  none: none of the 4 edits" in str(report)
+    patch = report.differences[0].patch
+    assert report.patch == "" and patch is not None
+    assert patch.why_not == proposals.NO_EDIT.format(4) and "  patch  none: none of the 4 edits" in str(report)
 
 
 @pytest.mark.large
@@ -197,8 +197,8 @@ def test_a_check_that_ends_while_edits_are_tried_says_so(
     monkeypatch.setattr(proposals, "candidates", ending)
     port = write(tmp_path, *filled("slope", PATCHED["slope"][1])[0])
     report = check(port, world_size=1, steps=2, workers=single, numerics=False, patch=True, limit=stop)
-    cause = report.differences[0].cause
-    assert cause is not None and cause.patch is not None and cause.patch.why_not == proposals.ENDED
+    patch = report.differences[0].patch
+    assert patch is not None and patch.why_not == proposals.ENDED
     assert (report.patch, report.ended, report.untried) == ("", "Ctrl-C", (PATCHES,))
 
 
@@ -209,8 +209,8 @@ def flax_batch(step, rank):
     return found | {"y": np.roll(found["y"], -1)}
 """
     report = patched(write(tmp_path, ("def batch(", "def torch_batch("), more=shifted), single)
-    (cause,) = [one.cause for one in report.differences if one.cause]
-    assert report.patch == "" and cause.patch is not None and cause.patch.why_not == proposals.NO_LINE, str(report)
+    (patch,) = [one.patch for one in report.differences]
+    assert report.patch == "" and patch is not None and patch.why_not == proposals.NO_LINE, str(report)
     assert f"  patch  none: {proposals.NO_LINE}" in str(report)
 
 
