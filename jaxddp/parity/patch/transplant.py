@@ -14,7 +14,12 @@ from jaxddp.parity.patch.edits import jax_name
 from jaxddp.parity.patch.source import Edit, Source, assigned, last_name, nested
 
 KEYWORDS = {"dim": "axis", "keepdim": "keepdims", "eps": "epsilon"}
-METHODS = {"view": "reshape", "permute": "transpose", "amax": "max", "amin": "min"}
+METHODS = {"view": "reshape", "permute": "transpose", "amax": "max", "amin": "min", "clamp": "clip"}
+# Methods that jax has as functions only -> their module.
+AS_FUNCTIONS = {
+    **dict.fromkeys("exp log sqrt rsqrt tanh sin cos square tril triu log1p expm1 abs".split(), "jnp"),  # noqa: SIM905
+    "detach": "jax.lax",
+}
 ACTIVATIONS = frozenset(
     "relu gelu silu sigmoid softplus elu celu selu leaky_relu softmax log_softmax mish log_sigmoid hard_tanh".split()  # noqa: SIM905
 )
@@ -35,18 +40,25 @@ class Translator(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Translate the function and the options of a call."""
+        name, function = last_name(node.func), node.func
+        is_method = isinstance(function, ast.Attribute) and not _is_torch(function.value)
+        if isinstance(function, ast.Attribute) and not is_method:
+            node.func = self._function(jax_name(name), "jax.nn" if jax_name(name) in ACTIVATIONS else "jnp")
         self.generic_visit(node)
-        name = last_name(node.func)
         for keyword in node.keywords:
             keyword.arg = KEYWORDS.get(keyword.arg or "", keyword.arg)
-        if isinstance(node.func, ast.Attribute) and not _is_torch(node.func.value):
-            if name == "detach":
-                return ast.Call(self._function("stop_gradient", "jax.lax"), [node.func.value], [])
-            if name in DROPPED:
-                return node.func.value
-            node.func.attr = METHODS.get(name, name)
-        elif isinstance(node.func, ast.Attribute):
-            node.func = self._function(jax_name(name), "jax.nn" if jax_name(name) in ACTIVATIONS else "jnp")
+        if not (is_method and isinstance(node.func, ast.Attribute)):
+            return node
+        of = node.func.value
+        if name in DROPPED:
+            return of
+        if name == "masked_fill" and len(node.args) == 2:
+            return ast.Call(self._function("where", "jnp"), [*node.args, of], [])
+        if name in AS_FUNCTIONS or name in ACTIVATIONS:
+            home = AS_FUNCTIONS.get(name, "jax.nn")
+            of_jax = self._function("stop_gradient" if name == "detach" else name, home)
+            return ast.Call(of_jax, [of, *node.args], node.keywords)
+        node.func.attr = METHODS.get(name, name)
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
@@ -98,7 +110,8 @@ class Mirror:
         if of_jax is not None and of_torch is not None:
             yield from self._of_function(of_jax, of_torch)
         yield from self.of_constants()
-        for function in (x for x in self._jax.statements if isinstance(x, ast.FunctionDef) and x is not of_jax):
+        functions = [x for x in self._jax.statements if isinstance(x, ast.FunctionDef) and x.name != "__init__"]
+        for function in (x for x in functions if x is not of_jax):
             twin = self._functions.get(self._name(self._jax, function))
             if twin is not None:
                 yield from self._of_function(function, twin)
