@@ -49,24 +49,29 @@ def loss(torch: str) -> tuple[Change, ...]:
 
 # Kind of fault -> changes with "@" in the place of the fault, the fault, the right code, appended code.
 PATCHED: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
+    "gelu": (
+        between("F.gelu(self.fc1(x))", "@"),
+        "jax.nn.gelu(self.fc1(x))",
+        "jax.nn.gelu(self.fc1(x), approximate=False)",
+        "",
+    ),
     "slope": (
         between(LEAKY, "@"),
         "jax.nn.leaky_relu(self.fc1(x))",
         "jax.nn.leaky_relu(self.fc1(x), negative_slope=0.2)",
         "",
     ),
-    "loss": (
-        loss('return 0.5 * F.cross_entropy(model(batch["x"]), batch["y"])'),
-        "0.25 * losses.mean()",
-        "0.5 * losses.mean()",
-        "",
-    ),
-    "schedule": ((scheduled("@"),), "schedule(t + 1)", "schedule(t)", COSINE),
     "decay": (optimizer("AdamW(parameters, lr=0.01)"), "optax.adamw(0.01)", "optax.adamw(0.01, weight_decay=0.01)", ""),
     "coupled": (
         optimizer("Adam(parameters, lr=0.01, weight_decay=0.1)"),
         "optax.adamw(0.01, weight_decay=0.1)",
         "optax.chain(optax.add_decayed_weights(0.1), optax.adam(0.01))",
+        "",
+    ),
+    "loss": (
+        loss('return 0.5 * F.cross_entropy(model(batch["x"]), batch["y"])'),
+        "0.25 * losses.mean()",
+        "0.5 * losses.mean()",
         "",
     ),
     "rule": (
@@ -83,18 +88,13 @@ PATCHED: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
         "nnx.LayerNorm(5, rngs=rngs, epsilon=1e-05)",
         "",
     ),
-    "gelu": (
-        between("F.gelu(self.fc1(x))", "@"),
-        "jax.nn.gelu(self.fc1(x))",
-        "jax.nn.gelu(self.fc1(x), approximate=False)",
-        "",
-    ),
     "gradient": (
         between("torch.tanh(self.fc1(x)) * self.fc1(x).detach()", "nnx.tanh(self.fc1(x)) * @"),
         "self.fc1(x)",
         "jax.lax.stop_gradient(self.fc1(x))",
         "",
     ),
+    "schedule": ((scheduled("@"),), "schedule(t + 1)", "schedule(t)", COSINE),
     "residual": (
         between("F.silu(self.fc1(x)) + self.fc1(x)", "@"),
         "jax.nn.silu(self.fc1(x))",

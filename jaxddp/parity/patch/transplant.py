@@ -10,9 +10,13 @@ import difflib
 from collections.abc import Iterator
 from functools import cached_property
 
+import jax
+
 from jaxddp.parity.patch.edits import jax_name
 from jaxddp.parity.patch.source import Edit, Source, assigned, last_name, nested
 
+HOMES = {"jnp": jax.numpy, "jax.nn": jax.nn, "jax.lax": jax.lax}
+UNKNOWN = "_unknown_"  # stands for a function that jax does not have under torch's name
 KEYWORDS = {"dim": "axis", "keepdim": "keepdims", "eps": "epsilon"}
 METHODS = {"view": "reshape", "permute": "transpose", "amax": "max", "amin": "min", "clamp": "clip"}
 # Methods that jax has as functions only -> their module.
@@ -54,6 +58,8 @@ class Translator(ast.NodeTransformer):
             return of
         if name == "masked_fill" and len(node.args) == 2:
             return ast.Call(self._function("where", "jnp"), [*node.args, of], [])
+        if name == "pow" and len(node.args) == 1:
+            return ast.BinOp(of, ast.Pow(), node.args[0])
         if name in AS_FUNCTIONS or name in ACTIVATIONS:
             home = AS_FUNCTIONS.get(name, "jax.nn")
             of_jax = self._function("stop_gradient" if name == "detach" else name, home)
@@ -67,10 +73,12 @@ class Translator(ast.NodeTransformer):
         return self._function(node.attr, "jnp") if _is_torch(node.value) else node
 
     def _function(self, name: str, home: str) -> ast.expr:
-        """Return a function under the name by which the JAX file calls it, or under its usual one."""
+        """Return a function by the name that the JAX file gives it, or by its usual one; `UNKNOWN` if jax lacks it."""
         known = [x for x in ast.walk(self._source.tree) if isinstance(x, ast.Attribute) and x.attr == name]
         known = [x for x in known if isinstance(x.value, ast.Name | ast.Attribute) and _root(x) in MODULES]
-        return copy.deepcopy(known[0]) if known else ast.parse(f"{home}.{name}", mode="eval").body
+        if known:
+            return copy.deepcopy(known[0])
+        return ast.parse(f"{home}.{name}" if hasattr(HOMES[home], name) else UNKNOWN, mode="eval").body
 
 
 MODULES = frozenset(("jax", "jnp", "nn", "nnx", "linen", "lax", "optax", "np"))

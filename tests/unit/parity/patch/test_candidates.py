@@ -183,6 +183,7 @@ TWINS = [
     ("h = jnp.tanh(x) / valid", "h = torch.tanh(x)", "h = jnp.tanh(x)"),
     ("h = x", "h = torch.tanh(x).detach()", "h = jax.lax.stop_gradient(jnp.tanh(x))"),
     ("h = jax.nn.swish(x)", "h = F.mish(x)", "h = jax.nn.mish(x)"),
+    ("h = jnp.abs(x)", "h = x.pow(2)", "h = x ** 2"),
     (
         "h = jax.nn.softmax(x)",
         "h = x.masked_fill(~valid, -1.0).softmax(dim=-1)",
@@ -224,6 +225,8 @@ def test_numbers_of_torch_code_that_jax_cannot_know_are_not_taken() -> None:
     found = cause("operand_left_out", "left out")
     every = made("def f(x):\n    return x\n", 2, found, ("def f(x):\n    return x + torch_only(x)\n", 2))
     assert not any("torch_only" in one for one in every)
+    every = made("def f(x):\n    return x\n", 2, found, ("def f(x):\n    return F.bilinear(x, x)\n", 2))
+    assert not any("bilinear" in one or "_unknown_" in one for one in every)
 
 
 def test_operations_keep_their_parentheses() -> None:
