@@ -74,7 +74,7 @@ class OutsideScore:
         text: the report.
         seconds: duration of the check.
         problems: problems of the report.
-        patches: for each difference with a cause, the verdict of its patch: "equal", "gone" or "none".
+        patches: for each difference, the verdict of its patch: "equal", "gone" or "none".
     """
 
     label: str
@@ -147,7 +147,7 @@ def score_outside(label: str, fault: Any, workers: Workers) -> OutsideScore:
     said = tuple("; ".join(one.cause.says) if one.cause else "" for one in report.differences)
     places = tuple(map(Place.of, report.differences))
     problems = tuple(map(str, report.problems))
-    patches = tuple(one.cause.patch.verdict for one in report.differences if one.cause and one.cause.patch)
+    patches = tuple(one.patch.verdict for one in report.differences if one.patch)
     return OutsideScore(label, fault, report.verdict, said, places, str(report), report.seconds, problems, patches)
 
 
@@ -169,4 +169,5 @@ def counts(scores: Sequence[OutsideScore]) -> str:
 def counts_of_patches(scores: Sequence[OutsideScore]) -> str:
     """Return the number of named faults that a patch removes, after which nothing differs."""
     patched = sum(score.patched for score in scores if score.patchable)
-    return f"{patched} with a patch after which both sides are equal"
+    others = sum(score.patched for score in scores if score.fault.stage != "samples" and not score.named)
+    return f"{patched} with a patch after which both sides are equal; of those without a right name {others}"

@@ -168,9 +168,8 @@ def _write_patch(path: Path, port: Path, report: Report) -> None:
         write_atomically(path, report.patch.encode())
         print(f"patch: {path}; apply it with: patch -p1 -d {port.parent} < {path}")
         return
-    named = any(difference.cause for difference in report.differences)
-    unnamed = "no difference has a named cause" if report.differences else "nothing differs"
-    print(f"patch: {path} is not written: {'no edit was verified' if named else unnamed}")
+    why = "no edit was verified" if report.differences else "nothing differs"
+    print(f"patch: {path} is not written: {why}")
 
 
 def _write_names(port: Path, report: Report) -> None:

@@ -34,10 +34,8 @@ from jaxddp.parity.diagnosis.rounding import explain_rounding
 from jaxddp.parity.environment import environment
 from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
-from jaxddp.parity.patch.proposals import Proposals
-from jaxddp.parity.patch.trials import Trials
+from jaxddp.parity.patch.proposals import with_patches
 from jaxddp.parity.port import Port, PortFile, PortSource
-from jaxddp.parity.port.draws import DrawnSource
 from jaxddp.parity.processes import end_if_importing
 from jaxddp.parity.progress import CAUSES, COMPARE, DRAW, FLOAT32, FORCED, FREE, PATCHES, Progress
 from jaxddp.parity.records import Record, total_loss
@@ -168,8 +166,10 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
         differences += _drifts(free, len(runs.jax))
     if searches.ended and not all(one.cause for one in differences):
         untried.append(CAUSES)
-    differences, diff = _patched(runs, evidence, searches, differences) if patch else (differences, "")
-    if patch and searches.ended and any(one.cause for one in differences):
+    diff = ""
+    if patch:
+        differences, diff = with_patches(runs, evidence, searches, differences, _drifts_freely)
+    if patch and searches.ended and differences:
         untried.append(PATCHES)
     return Report(
         port=runs.case.name,
@@ -198,22 +198,6 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
 def _in_catalogue(difference: Difference) -> bool:
     """Return whether the cause is a fault of the catalogue; an edit of a call may stand for two crossed names."""
     return difference.cause is not None and not set(difference.cause.names) <= EDITS.keys()
-
-
-def _patched(
-    runs: Runs, evidence: Evidence, searches: InterruptibleSearches, differences: list[Difference]
-) -> tuple[list[Difference], str]:
-    """Return the differences, their causes with patches, and the diff of all patches together."""
-    source = getattr(runs.case, "source", None)
-    source = source.source if isinstance(source, DrawnSource) else source
-    if not isinstance(source, PortFile) or not differences:
-        return differences, ""
-
-    def drifts(edited: Runs) -> bool:
-        return any(_drifts(_free_running(edited, edited.evidence()), len(edited.jax)))
-
-    proposals = Proposals(Path(source.path), Trials(runs, searches.workers, evidence), searches, drifts)
-    return proposals.of(differences), proposals.diff
 
 
 def _different_starts(runs: Runs) -> list[Difference]:
@@ -252,6 +236,11 @@ def _free_running(runs: Runs, evidence: Evidence) -> dict[str, StageResult]:
                 start = {name: runs.start[name] for name in expected}
                 values.append(max(residuals(both, expected, excerpts(start) if stage == "params" else start).values()))
     return {stage: StageResult(allowed, tuple(values)) for stage, values in steps.items() if values}
+
+
+def _drifts_freely(runs: Runs) -> bool:
+    """Return whether jax on its own drifts away from torch on its own."""
+    return any(_drifts(_free_running(runs, runs.evidence()), len(runs.jax)))
 
 
 def _drifts(free: dict[str, StageResult], forced: int) -> Iterator[Difference]:

@@ -85,7 +85,6 @@ class Cause:
         runner_up: the next best explanation and the residual that it leaves; None if there is no other.
         measured: what shows the cause, if it was not planted in the reference and replayed.
         jax, torch: the line of each side; None: unknown.
-        patch: the fix as a patch; None: none was sought.
     """
 
     names: tuple[str, ...]
@@ -96,7 +95,6 @@ class Cause:
     measured: str = ""
     jax: Quote | None = None
     torch: Quote | None = None
-    patch: Patch | None = None
 
     @classmethod
     def of(
@@ -163,6 +161,7 @@ class Difference:
         not_finite: the only side, "torch" or "jax", with non-finite values; "": neither.
         jax, torch: without a cause, the first line of each side that computes something else; None: unknown.
         needs: what it takes to find the cause, if none was sought.
+        patch: an edit that removes the difference, or why there is none; None: none was sought.
     """
 
     stage: str
@@ -179,6 +178,7 @@ class Difference:
     jax: Quote | None = None
     torch: Quote | None = None
     needs: str = ""
+    patch: Patch | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from jaxddp.parity.__main__ import run
 from jaxddp.parity.checking import check
 from jaxddp.parity.patch import proposals
+from jaxddp.parity.progress import PATCHES
 from jaxddp.parity.report.json_form import from_json
 from jaxddp.parity.report.page import to_html
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.stopping import Stop
 from jaxddp.parity.workers import Workers
 from tests.end_to_end.fixes.fix import between
 from tests.support.schema import check_against
@@ -46,24 +49,29 @@ def loss(torch: str) -> tuple[Change, ...]:
 
 # Kind of fault -> changes with "@" in the place of the fault, the fault, the right code, appended code.
 PATCHED: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
+    "gelu": (
+        between("F.gelu(self.fc1(x))", "@"),
+        "jax.nn.gelu(self.fc1(x))",
+        "jax.nn.gelu(self.fc1(x), approximate=False)",
+        "",
+    ),
     "slope": (
         between(LEAKY, "@"),
         "jax.nn.leaky_relu(self.fc1(x))",
         "jax.nn.leaky_relu(self.fc1(x), negative_slope=0.2)",
         "",
     ),
-    "loss": (
-        loss('return 0.5 * F.cross_entropy(model(batch["x"]), batch["y"])'),
-        "0.25 * losses.mean()",
-        "0.5 * losses.mean()",
-        "",
-    ),
-    "schedule": ((scheduled("@"),), "schedule(t + 1)", "schedule(t)", COSINE),
     "decay": (optimizer("AdamW(parameters, lr=0.01)"), "optax.adamw(0.01)", "optax.adamw(0.01, weight_decay=0.01)", ""),
     "coupled": (
         optimizer("Adam(parameters, lr=0.01, weight_decay=0.1)"),
         "optax.adamw(0.01, weight_decay=0.1)",
         "optax.chain(optax.add_decayed_weights(0.1), optax.adam(0.01))",
+        "",
+    ),
+    "loss": (
+        loss('return 0.5 * F.cross_entropy(model(batch["x"]), batch["y"])'),
+        "0.25 * losses.mean()",
+        "0.5 * losses.mean()",
         "",
     ),
     "rule": (
@@ -80,18 +88,13 @@ PATCHED: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
         "nnx.LayerNorm(5, rngs=rngs, epsilon=1e-05)",
         "",
     ),
-    "gelu": (
-        between("F.gelu(self.fc1(x))", "@"),
-        "jax.nn.gelu(self.fc1(x))",
-        "jax.nn.gelu(self.fc1(x), approximate=False)",
-        "",
-    ),
     "gradient": (
         between("torch.tanh(self.fc1(x)) * self.fc1(x).detach()", "nnx.tanh(self.fc1(x)) * @"),
         "self.fc1(x)",
         "jax.lax.stop_gradient(self.fc1(x))",
         "",
     ),
+    "schedule": ((scheduled("@"),), "schedule(t + 1)", "schedule(t)", COSINE),
     "residual": (
         between("F.silu(self.fc1(x)) + self.fc1(x)", "@"),
         "jax.nn.silu(self.fc1(x))",
@@ -130,7 +133,7 @@ def test_a_patch_makes_the_port_equal(kind: str, tmp_path: Path, single: Workers
     before = port.read_text()
     report = patched(port, single)
     assert port.read_text() == before
-    patches = [one.cause.patch for one in report.differences if one.cause]
+    patches = [one.patch for one in report.differences]
     assert [one and one.verdict for one in patches] == ["equal"], str(report)
     assert "  patch  verified: equal with this patch\n" in str(report)
     applied(report.patch, tmp_path)
@@ -176,9 +179,27 @@ def test_edits_that_do_not_help_or_make_something_worse_are_rejected(
     port = tmp_path / "port.py"
     port.write_text(text)
     report = patched(port, single)
-    cause = report.differences[0].cause
-    assert report.patch == "" and cause is not None and cause.patch is not None
-    assert cause.patch.why_not == proposals.NO_EDIT.format(4) and "  patch  none: none of the 4 edits" in str(report)
+    patch = report.differences[0].patch
+    assert report.patch == "" and patch is not None
+    assert patch.why_not == proposals.NO_EDIT.format(4) and "  patch  none: none of the 4 edits" in str(report)
+
+
+@pytest.mark.large
+def test_a_check_that_ends_while_edits_are_tried_says_so(
+    tmp_path: Path, single: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = Stop()
+
+    def ending(*args: object) -> Iterator[str]:
+        stop.why = "Ctrl-C"
+        yield PORT
+
+    monkeypatch.setattr(proposals, "candidates", ending)
+    port = write(tmp_path, *filled("slope", PATCHED["slope"][1])[0])
+    report = check(port, world_size=1, steps=2, workers=single, numerics=False, patch=True, limit=stop)
+    patch = report.differences[0].patch
+    assert patch is not None and patch.why_not == proposals.ENDED
+    assert (report.patch, report.ended, report.untried) == ("", "Ctrl-C", (PATCHES,))
 
 
 def test_a_cause_without_a_line_says_so(tmp_path: Path, single: Workers) -> None:
@@ -188,8 +209,8 @@ def flax_batch(step, rank):
     return found | {"y": np.roll(found["y"], -1)}
 """
     report = patched(write(tmp_path, ("def batch(", "def torch_batch("), more=shifted), single)
-    (cause,) = [one.cause for one in report.differences if one.cause]
-    assert report.patch == "" and cause.patch is not None and cause.patch.why_not == proposals.NO_LINE, str(report)
+    (patch,) = [one.patch for one in report.differences]
+    assert report.patch == "" and patch is not None and patch.why_not == proposals.NO_LINE, str(report)
     assert f"  patch  none: {proposals.NO_LINE}" in str(report)
 
 

@@ -4,10 +4,11 @@ import ast
 from pathlib import Path
 from typing import NamedTuple
 
-# Stage that differs -> the name of a port whose code computes it, for causes without a line.
+# Stage that differs -> names of a port whose code may compute it, for causes without a line.
+LOSS, STEP, OPTIMIZER = ("loss", "step"), ("step",), ("optimizer", "step")
 OF_STAGE = {
-    **{"local_loss": "flax_loss", "local_gradients": "flax_loss", "gradients": "flax_step"},
-    **{"clipped_gradients": "flax_step", "update": "flax_optimizer", "buffers": "flax_model"},
+    **{"local_loss": LOSS, "local_gradients": LOSS, "gradients": STEP, "clipped_gradients": STEP},
+    **{"update": OPTIMIZER, "buffers": LOSS},
 }
 
 
@@ -21,6 +22,12 @@ class Home(NamedTuple):
 
     path: str
     line: int
+
+
+def home_of_stage(port: Path, stage: str, side: str) -> Home | None:
+    """Return the line of the function of a side, "flax" or "torch", that computes a stage; None: unknown."""
+    homes = (home_of(port, f"{side}_{name}") for name in OF_STAGE.get(stage, ()))
+    return next((home for home in homes if home is not None), None)
 
 
 def home_of(port: Path, name: str) -> Home | None:

@@ -7,17 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Cause, Difference, Patch
 from jaxddp.parity.patch.candidates import candidates
-from jaxddp.parity.patch.homes import OF_STAGE, Home, home_of
+from jaxddp.parity.patch.homes import Home, home_of_stage
 from jaxddp.parity.patch.trials import Texts, Trials
+from jaxddp.parity.port import PortFile
+from jaxddp.parity.port.draws import DrawnSource
 from jaxddp.parity.progress import PATCHES
 from jaxddp.parity.report.words import groups
 from jaxddp.parity.runs import Runs
 
 MOST = 40  # edits of one difference that are tried
 EACH = 6  # edits of each cause that are tried, where several make one difference
+UNKNOWN = Cause((), (), (), 0.0)  # of a difference that has none: the two files show what may be edited
 NO_LINE = "the line of the JAX side is not known"
 NOT_BESIDE = "{} is not in the folder of the port"
 NO_EDIT = "none of the {} edits that were tried removes the difference"
@@ -25,6 +29,30 @@ ADVICE = "no edit of the quoted lines follows from the fix, which is advice"
 ROUNDING = "the difference is one of rounding"
 ENDED = "the check was ended early"
 NOT_FINITE = "the values are not finite"
+
+
+def with_patches(
+    runs: Runs,
+    evidence: Evidence,
+    searches: InterruptibleSearches,
+    differences: Sequence[Difference],
+    drifts: Callable[[Runs], bool],
+) -> tuple[list[Difference], str]:
+    """Return the differences with patches, and the diff of all patches together; only ports in files are patched.
+
+    Args:
+        runs: the runs of the check.
+        evidence: the runs, compared.
+        searches: runs the trials.
+        differences: what the check has found.
+        drifts: returns whether an edited port's own run drifts from the reference.
+    """
+    source = getattr(runs.case, "source", None)
+    source = source.source if isinstance(source, DrawnSource) else source
+    if not isinstance(source, PortFile) or not differences:
+        return [*differences], ""
+    proposals = Proposals(Path(source.path), Trials(runs, searches.workers, evidence), searches, drifts)
+    return proposals.of(differences), proposals.diff
 
 
 class Proposals:
@@ -43,13 +71,14 @@ class Proposals:
         self._trials, self._searches, self._drifts = trials, searches, drifts
         self._first: dict[str, str] = {}  # texts of the files as they are
         self._texts: dict[str, str] = {}  # those of the files that patches edit
+        self._left = 0  # differences that no patch removes
 
     def of(self, differences: Sequence[Difference]) -> list[Difference]:
         """Return the differences, their causes with patches."""
-        patched = []
+        patched, self._left = [], len(differences)
         with self._searches.progress.stage(PATCHES):
             for group in groups(differences):
-                patched += self._of_group(group) if all(one.cause for one in group) else group
+                patched += self._of_group(group)
         return patched
 
     @property
@@ -58,46 +87,45 @@ class Proposals:
         return self._diff(self._first, self._texts)
 
     def _of_group(self, group: Sequence[Difference]) -> list[Difference]:
-        causes = [one.cause for one in group if one.cause]
-        why = self._why_none(group[0], causes)
-        found = None if why else self._searches.run(lambda: self._search(group[0].stage, causes), [])
+        why = self._why_none(group)
+        found = None if why else self._searches.run(lambda: self._search(group), [])
         if found is None or isinstance(found, int):
             why = why or (ENDED if self._searches.ended else NO_EDIT.format(found) if found else ADVICE)
-            patches = [Patch("none", why_not=why) for _ in causes]
+            patches = [Patch("none", why_not=why) for _ in group]
         else:
             diffs, drifts = found
-            others = len(self._trials.before) + drifts
+            self._left -= len(group)
+            others = max(1, self._left) if self._trials.before or drifts else 0
             patches = [Patch("gone" if others else "equal", diff, others) for diff in diffs]
-        pairs = zip(group, causes, patches, strict=True)
-        return [replace(one, cause=replace(cause, patch=patch)) for one, cause, patch in pairs]
+        return [replace(one, patch=patch) for one, patch in zip(group, patches, strict=True)]
 
-    def _why_none(self, difference: Difference, causes: Sequence[Cause]) -> str:
+    def _why_none(self, group: Sequence[Difference]) -> str:
         """Return why no patch is sought; "" if one is."""
-        if difference.kind == "numeric" or difference.not_finite:
-            return NOT_FINITE if difference.not_finite else ROUNDING
-        for cause in causes:
-            home = self._home(difference.stage, cause)
+        if group[0].kind == "numeric" or group[0].not_finite:
+            return NOT_FINITE if group[0].not_finite else ROUNDING
+        for difference in group:
+            home = self._home(difference, "flax")
             if home is None:
                 return NO_LINE
             if not Path(os.path.realpath(home.path)).is_relative_to(self._folder):
                 return NOT_BESIDE.format(Path(home.path).name)
         return ""
 
-    def _home(self, stage: str, cause: Cause) -> Home | None:
-        """Return the line that a cause quotes, or that of the function that computes the stage."""
-        if cause.jax is not None:
-            return Home(cause.jax.path, cause.jax.line)
-        return home_of(self._port, OF_STAGE[stage]) if stage in OF_STAGE else None
+    def _home(self, difference: Difference, side: str) -> Home | None:
+        """Return the line that is quoted of a side, or that of the function that computes the stage."""
+        found = difference.cause or difference
+        quote = found.jax if side == "flax" else found.torch
+        return home_of_stage(self._port, difference.stage, side) if quote is None else Home(quote.path, quote.line)
 
-    def _search(self, stage: str, causes: Sequence[Cause]) -> tuple[list[str], bool] | int:
-        """Return the diff of each cause, and whether the edited port drifts; or the number of edits that were tried."""
-        tried = 0
-        most = MOST if len(causes) == 1 else EACH ** len(causes)
-        for chain in itertools.islice(self._chains(self._texts, stage, causes), most):
+    def _search(self, group: Sequence[Difference]) -> tuple[list[str], bool] | int:
+        """Return the diff of each difference, and whether the edited port drifts; or the number of edits tried."""
+        tried, difference = 0, group[0]
+        most = MOST if len(group) == 1 else EACH ** len(group)
+        for chain in itertools.islice(self._chains(self._texts, group), most):
             self._searches.progress.stop.poll()
             tried += 1
             texts = chain[-1]
-            if not self._trials.screen(texts, stage) or (runs := self._trials.confirm(texts, stage)) is None:
+            if not self._trials.screen(texts, difference) or (runs := self._trials.confirm(texts, difference)) is None:
                 continue
             self._trials.accept(runs)
             steps = zip([self._texts, *chain], chain, strict=False)
@@ -106,31 +134,31 @@ class Proposals:
             return diffs, not self._trials.before and self._drifts(runs)
         return tried
 
-    def _chains(self, texts: Texts, stage: str, causes: Sequence[Cause]) -> Iterator[list[Texts]]:
+    def _chains(self, texts: Texts, group: Sequence[Difference]) -> Iterator[list[Texts]]:
         """Yield edits of all causes together, as the texts after each of them, the likeliest first."""
-        cause, *others = causes
-        edited = self._edited(texts, stage, cause)
+        difference, *others = group
+        edited = self._edited(texts, difference)
         if not others:
             yield from ([one] for one in edited)
             return
         for one in itertools.islice(edited, EACH):
-            for rest in itertools.islice(self._chains(one, stage, others), EACH ** len(others)):
+            for rest in itertools.islice(self._chains(one, others), EACH ** len(others)):
                 yield [one, *rest]
 
-    def _edited(self, texts: Texts, stage: str, cause: Cause) -> Iterator[Texts]:
-        """Yield the texts with one candidate for a cause."""
-        home = self._home(stage, cause)
+    def _edited(self, texts: Texts, difference: Difference) -> Iterator[Texts]:
+        """Yield the texts with one candidate for a difference."""
+        home, there = self._home(difference, "flax"), self._home(difference, "torch")
         assert home is not None, "checked by _why_none"
         path = os.path.realpath(home.path)
         text = self._text(path, texts)
         torch = None
         if text is None:
             return
-        if cause.torch is not None and (of_torch := self._text(cause.torch.path, {})) is not None:
-            torch = of_torch, cause.torch.line
+        if there is not None and (of_torch := self._text(there.path, {})) is not None:
+            torch = of_torch, there.line
         line = moved(home.line, self._first[path], text)
         try:
-            yield from (dict(texts) | {path: one} for one in candidates(text, line, cause, torch))
+            yield from (dict(texts) | {path: one} for one in candidates(text, line, difference.cause or UNKNOWN, torch))
         except SyntaxError:  # of another version of Python
             return
 

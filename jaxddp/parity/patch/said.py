@@ -10,7 +10,7 @@ from fractions import Fraction
 NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 VALUE = rf"{NUMBER}|'[^']*'|True|False|None|[\w.]+"
 PAIRS = (
-    re.compile(rf"(?P<what>.*?)\b(?P<port>(?<!\w)(?:{NUMBER}))[^,;]*, the reference has (?P<torch>{NUMBER})"),
+    re.compile(rf"(?P<what>.*?)(?P<port>(?<![\w.])(?:{NUMBER}))[^,;]*, the reference has (?P<torch>{NUMBER})"),
     re.compile(rf"(?P<what>.*?) ?(?P<port>{VALUE})(?: \(zeros\))? instead of (?P<torch>{VALUE})"),
 )
 FACTOR = re.compile(rf"times ({NUMBER})(?:,.*)?$")

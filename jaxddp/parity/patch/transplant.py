@@ -10,11 +10,20 @@ import difflib
 from collections.abc import Iterator
 from functools import cached_property
 
+import jax
+
 from jaxddp.parity.patch.edits import jax_name
 from jaxddp.parity.patch.source import Edit, Source, assigned, last_name, nested
 
+HOMES = {"jnp": jax.numpy, "jax.nn": jax.nn, "jax.lax": jax.lax}
+UNKNOWN = "_unknown_"  # stands for a function that jax does not have under torch's name
 KEYWORDS = {"dim": "axis", "keepdim": "keepdims", "eps": "epsilon"}
-METHODS = {"view": "reshape", "permute": "transpose", "amax": "max", "amin": "min"}
+METHODS = {"view": "reshape", "permute": "transpose", "amax": "max", "amin": "min", "clamp": "clip"}
+# Methods that jax has as functions only -> their module.
+AS_FUNCTIONS = {
+    **dict.fromkeys("exp log sqrt rsqrt tanh sin cos square tril triu log1p expm1 abs".split(), "jnp"),  # noqa: SIM905
+    "detach": "jax.lax",
+}
 ACTIVATIONS = frozenset(
     "relu gelu silu sigmoid softplus elu celu selu leaky_relu softmax log_softmax mish log_sigmoid hard_tanh".split()  # noqa: SIM905
 )
@@ -35,18 +44,27 @@ class Translator(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Translate the function and the options of a call."""
+        name, function = last_name(node.func), node.func
+        is_method = isinstance(function, ast.Attribute) and not _is_torch(function.value)
+        if isinstance(function, ast.Attribute) and not is_method:
+            node.func = self._function(jax_name(name), "jax.nn" if jax_name(name) in ACTIVATIONS else "jnp")
         self.generic_visit(node)
-        name = last_name(node.func)
         for keyword in node.keywords:
             keyword.arg = KEYWORDS.get(keyword.arg or "", keyword.arg)
-        if isinstance(node.func, ast.Attribute) and not _is_torch(node.func.value):
-            if name == "detach":
-                return ast.Call(self._function("stop_gradient", "jax.lax"), [node.func.value], [])
-            if name in DROPPED:
-                return node.func.value
-            node.func.attr = METHODS.get(name, name)
-        elif isinstance(node.func, ast.Attribute):
-            node.func = self._function(jax_name(name), "jax.nn" if jax_name(name) in ACTIVATIONS else "jnp")
+        if not (is_method and isinstance(node.func, ast.Attribute)):
+            return node
+        of = node.func.value
+        if name in DROPPED:
+            return of
+        if name == "masked_fill" and len(node.args) == 2:
+            return ast.Call(self._function("where", "jnp"), [*node.args, of], [])
+        if name == "pow" and len(node.args) == 1:
+            return ast.BinOp(of, ast.Pow(), node.args[0])
+        if name in AS_FUNCTIONS or name in ACTIVATIONS:
+            home = AS_FUNCTIONS.get(name, "jax.nn")
+            of_jax = self._function("stop_gradient" if name == "detach" else name, home)
+            return ast.Call(of_jax, [of, *node.args], node.keywords)
+        node.func.attr = METHODS.get(name, name)
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
@@ -55,10 +73,12 @@ class Translator(ast.NodeTransformer):
         return self._function(node.attr, "jnp") if _is_torch(node.value) else node
 
     def _function(self, name: str, home: str) -> ast.expr:
-        """Return a function under the name by which the JAX file calls it, or under its usual one."""
+        """Return a function by the name that the JAX file gives it, or by its usual one; `UNKNOWN` if jax lacks it."""
         known = [x for x in ast.walk(self._source.tree) if isinstance(x, ast.Attribute) and x.attr == name]
         known = [x for x in known if isinstance(x.value, ast.Name | ast.Attribute) and _root(x) in MODULES]
-        return copy.deepcopy(known[0]) if known else ast.parse(f"{home}.{name}", mode="eval").body
+        if known:
+            return copy.deepcopy(known[0])
+        return ast.parse(f"{home}.{name}" if hasattr(HOMES[home], name) else UNKNOWN, mode="eval").body
 
 
 MODULES = frozenset(("jax", "jnp", "nn", "nnx", "linen", "lax", "optax", "np"))
@@ -98,7 +118,8 @@ class Mirror:
         if of_jax is not None and of_torch is not None:
             yield from self._of_function(of_jax, of_torch)
         yield from self.of_constants()
-        for function in (x for x in self._jax.statements if isinstance(x, ast.FunctionDef) and x is not of_jax):
+        functions = [x for x in self._jax.statements if isinstance(x, ast.FunctionDef) and x.name != "__init__"]
+        for function in (x for x in functions if x is not of_jax):
             twin = self._functions.get(self._name(self._jax, function))
             if twin is not None:
                 yield from self._of_function(function, twin)

@@ -12,6 +12,7 @@ from jaxddp.parity.compare.judge import Located
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.multi_loss import differing_losses, differing_updates
 from jaxddp.parity.diagnosis.optimizer.update import differing_update
+from jaxddp.parity.findings import Difference
 from jaxddp.parity.jax_side.child import Forced
 from jaxddp.parity.port import PortFile, PortSource
 from jaxddp.parity.port.draws import DrawnSource
@@ -41,28 +42,30 @@ class Trials:
         self.before = places(evidence)
         self.count = 0
 
-    def screen(self, texts: Texts, stage: str) -> bool:
-        """Return whether the difference of a stage is gone if JAX alone runs again, and none is new."""
+    def screen(self, texts: Texts, difference: Difference) -> bool:
+        """Return whether a difference is gone if JAX alone runs again, and none is new."""
         self.count += 1
         folder = self._runs.path(f"trial{self.count}")
-        evidence, first = self._evidence, max(x.step for x in self._of(stage).values())
+        evidence = self._evidence
+        first = max((x.step for x in self._of(difference).values()), default=difference.step)
         case, most = self._case(evidence.case, texts), min(first + AHEAD, evidence.case.steps)
         try:
             self._workers.jax.do(Forced(case, evidence.start, evidence.torch_folder, folder, most))
-            return self._is_better(places(self._runs.evidence(most, Records([folder]))), stage)
+            return self._is_better(places(self._runs.evidence(most, Records([folder]))), difference)
         except ChildError as error:
             self._workers.end_after(error)
             return False
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def confirm(self, texts: Texts, stage: str) -> Runs | None:
+    def confirm(self, texts: Texts, difference: Difference) -> Runs | None:
         """Check the edited port in float64, both sides; return its runs if the difference is gone and none is new."""
         case = self._case(self._runs.case, texts, drawn=False)
-        runs = Runs(case, self._workers, self._runs.seed, Progress(case.steps, stop=self._runs.progress.stop))
+        progress = Progress(case.steps, stop=self._runs.progress.stop, tell=lambda line: None)
+        runs = Runs(case, self._workers, self._runs.seed, progress)
         runs.in_float64()
         complete = not runs.problems and len(runs.jax) == len(self._runs.jax) and self._is_same_reference(runs)
-        return runs if complete and self._is_better(places(runs.evidence()), stage) else None
+        return runs if complete and self._is_better(places(runs.evidence()), difference) else None
 
     def accept(self, runs: Runs) -> None:
         """Take the runs of an edited port as those that later edits are compared with."""
@@ -78,12 +81,18 @@ class Trials:
             edited = replace(case.source, source=edited)
         return replace(case, source=edited)
 
-    def _of(self, stage: str) -> Places:
-        return {name: located for name, located in self.before.items() if name.partition(":")[0] == stage}
+    def _of(self, difference: Difference) -> Places:
+        """Return the places that are a difference's; of several losses or optimizers, those of its tensor."""
+        return {
+            name: located
+            for name, located in self.before.items()
+            if name == difference.stage
+            or (name.startswith(f"{difference.stage}:") and located.tensor == difference.tensor)
+        }
 
-    def _is_better(self, after: Places, stage: str) -> bool:
+    def _is_better(self, after: Places, difference: Difference) -> bool:
         """Return whether a stage no longer differs, and every other one no earlier and no more than before."""
-        if any(name in self._of(stage) for name in after):
+        if not after.keys().isdisjoint(self._of(difference)):
             return False
         return all(
             name in self.before

@@ -23,17 +23,19 @@ def difference_card(group: Sequence[Difference]) -> Html:
         "section",
         tag("h2", with_code(words.where(first))),
         tag("p", "; ".join(filter(None, [residual, first.detail])), class_="note"),
-        _causes(first, [one.cause for one in group if one.cause]) if first.cause else unexplained,
-        "" if first.cause else _quotes(first),
+        _causes(first, [one for one in group if one.cause]) if first.cause else unexplained,
+        "" if first.cause else join(_quotes(first), _patch(first.patch)),
         _layer(first, first.layer) if first.layer else "",
         class_=f"card {'numeric' if first.kind == 'numeric' else 'different'}",
     )
 
 
-def _causes(difference: Difference, causes: Sequence[Cause]) -> Html:
+def _causes(first: Difference, group: Sequence[Difference]) -> Html:
     """Render causes that are present at once, and the residual that they leave together."""
+    causes = [one.cause for one in group if one.cause]
     items = [_cause(cause, "And: " if position else "Cause: ") for position, cause in enumerate(causes)]
-    return join(*items, _evidence(difference, causes))
+    with_patches = [part for item, one in zip(items, group, strict=True) for part in (item, _patch(one.patch))]
+    return join(*with_patches, _evidence(first, causes))
 
 
 def _cause(cause: Cause, lead: str) -> Html:
@@ -49,7 +51,7 @@ def _cause(cause: Cause, lead: str) -> Html:
     ]
     several = tag("p", "This run cannot tell these causes apart; each explains the whole difference.")
     listed = tag("ul", items, class_="causes")
-    return join(several if len(cause.names) > 1 else "", listed, _quotes(cause), _patch(cause.patch))
+    return join(several if len(cause.names) > 1 else "", listed, _quotes(cause))
 
 
 def _patch(patch: Patch | None) -> Html:

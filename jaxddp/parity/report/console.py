@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from jaxddp.parity.findings import ORDER, Cause, Difference, Findings
+from jaxddp.parity.findings import ORDER, Cause, Difference, Findings, Patch
 from jaxddp.parity.port.names_block import import_line, names_block, no_twin_line
 from jaxddp.parity.report import words
 from jaxddp.parity.report.words import STAGE_NAMES, Status, count, number
@@ -165,13 +165,14 @@ def _difference_lines(group: list[Difference]) -> Iterator[str]:
     if first.detail:
         yield f"  {first.detail}"
     causes = [difference.cause for difference in group if difference.cause]
-    for position, cause in enumerate(causes):
-        yield from _cause_lines(cause, "  and    " if position else "  cause  ")
+    for position, difference in enumerate(difference for difference in group if difference.cause):
+        yield from _cause_lines(difference, "  and    " if position else "  cause  ")
     if causes or not first.not_finite:
         unexplained = f"not sought: it needs {first.needs}" if first.needs else "unexplained"
         yield f"  proof  {words.evidence(first, causes)}" if causes else f"  cause  {unexplained}"
     if not causes:
         yield from _quotes(first, "  parts  ")
+        yield from _patch_lines(first.patch)
     if first.layer is not None:
         layer = first.layer
         jax, torch = words.apart(*layer.values)
@@ -180,14 +181,20 @@ def _difference_lines(group: list[Difference]) -> Iterator[str]:
         yield f"         {words.blame(layer, first.allowed)}"
 
 
-def _cause_lines(cause: Cause, label: str) -> Iterator[str]:
+def _cause_lines(difference: Difference, label: str) -> Iterator[str]:
+    cause = difference.cause
+    assert cause is not None, "the caller has seen it"
     for index, (name, says, fix) in enumerate(zip(cause.names, cause.says, cause.fixes, strict=True)):
         yield f"{'  or     ' if index else label}{words.said(cause, says)}  [{name}]"
         yield f"  fix    {fix}"
     yield from _quotes(cause, "  lines  ")
-    if cause.patch is not None:
-        yield f"  patch  {words.patched(cause.patch)}"
-        edited = [line for line in cause.patch.diff.splitlines() if line[:1] in "-+" and line[:3] not in ("---", "+++")]
+    yield from _patch_lines(difference.patch)
+
+
+def _patch_lines(patch: Patch | None) -> Iterator[str]:
+    if patch is not None:
+        yield f"  patch  {words.patched(patch)}"
+        edited = [line for line in patch.diff.splitlines() if line[:1] in "-+" and line[:3] not in ("---", "+++")]
         yield from (f"         {line[:1]} {line[1:].strip()}" for line in edited[:MOST_EDITED])
 
 

@@ -37,6 +37,7 @@ OF_A_LINE = [
     ),
     ("number", "a factor 0.25, the reference has 0.5", "x / 4", "x / 2.0"),
     ("number", "a divisor 3, the reference has 0.3333333333", "x / 3", "x / (1 / 3)"),
+    ("number", "clamp's min -0.2, the reference has -0.3", "jnp.clip(x, -0.2, 0.2)", "jnp.clip(x, -0.3, 0.2)"),
     ("number", "index 1 instead of 0", "x[1]", "x[0]"),
     (
         "other_option",
@@ -181,6 +182,13 @@ TWINS = [
     ("h = x.mean(axis=1)", "h = (x * valid[..., None]).sum(dim=1)", "h = (x * valid[..., None]).sum(axis=1)"),
     ("h = jnp.tanh(x) / valid", "h = torch.tanh(x)", "h = jnp.tanh(x)"),
     ("h = x", "h = torch.tanh(x).detach()", "h = jax.lax.stop_gradient(jnp.tanh(x))"),
+    ("h = jax.nn.swish(x)", "h = F.mish(x)", "h = jax.nn.mish(x)"),
+    ("h = jnp.abs(x)", "h = x.pow(2)", "h = x ** 2"),
+    (
+        "h = jax.nn.softmax(x)",
+        "h = x.masked_fill(~valid, -1.0).softmax(dim=-1)",
+        "h = jax.nn.softmax(jnp.where(~valid, -1.0, x), axis=-1)",
+    ),
     (
         "h = jnp.concatenate([valid, x], axis=-1)",
         "h = torch.cat([x, valid], dim=-1)",
@@ -217,6 +225,8 @@ def test_numbers_of_torch_code_that_jax_cannot_know_are_not_taken() -> None:
     found = cause("operand_left_out", "left out")
     every = made("def f(x):\n    return x\n", 2, found, ("def f(x):\n    return x + torch_only(x)\n", 2))
     assert not any("torch_only" in one for one in every)
+    every = made("def f(x):\n    return x\n", 2, found, ("def f(x):\n    return F.bilinear(x, x)\n", 2))
+    assert not any("bilinear" in one or "_unknown_" in one for one in every)
 
 
 def test_operations_keep_their_parentheses() -> None:
