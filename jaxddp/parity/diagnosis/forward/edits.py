@@ -121,7 +121,7 @@ def numbers(call: Call) -> Iterator[Change]:
     for name, value, but in arguments_of(call):
         if not _is_number(value) or name in NOT_TRIED:
             continue
-        what = OPERANDS.get(call.name, f"{call.name}'s {name}")
+        what = OPERANDS.get(call.name, f"{call.words}'s {name}")
         if isinstance(value, float) or call.name in OPERANDS or name == "value":
             start = 2.0 * value if value else 1.0
             fitted = _with(but)
@@ -152,7 +152,7 @@ def axes(call: Call) -> Iterator[Change]:
         if name in AXES and isinstance(value, int) and not isinstance(value, bool):
             for axis in range(len(shape)):
                 if axis != value % len(shape):
-                    what = f"{call.name} over axis {axis} instead of {value % len(shape)}"
+                    what = f"{call.words} over axis {axis} instead of {value % len(shape)}"
                     yield Change("other_axis", what, _with(but, axis), tier=3)
 
 
@@ -170,9 +170,9 @@ def options(call: Call) -> Iterator[Change]:
         elif isinstance(value, Tensor) and defaults.get(name, value) is None:
             others = (None,)
         for other in others:
-            without = f"{call.name} without {name}"
+            without = f"{call.words} without {name}"
             zeros = " (zeros)" if other == "constant" else ""
-            what = without if other is None else f"{call.name}'s {name} {other!r}{zeros} instead of {value!r}"
+            what = without if other is None else f"{call.words}'s {name} {other!r}{zeros} instead of {value!r}"
             yield Change("other_option", what, _with(but, other), tier=3)
 
 
@@ -202,7 +202,7 @@ def _others(
                 args, kwargs = given(call)
                 return function(*args, **kwargs)
 
-            yield Change("other_function", f"{name} instead of {call.name.rstrip('_')}", answer, tier=3)
+            yield Change("other_function", f"{name} instead of {call.words.rstrip('_')}", answer, tier=3)
 
 
 def _tensors(call: Call) -> list[Tensor]:

@@ -11,6 +11,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site
+from jaxddp.parity.diagnosis.forward.composites import GATES
 from jaxddp.parity.diagnosis.forward.edits import OPERANDS, orders_of
 
 
@@ -38,7 +39,6 @@ ADDED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[str, ...]]] = {
 }
 Operands = Sequence[tuple[int, str]]  # position and name of each operand of a call
 JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
-GATES = {"lstm": 4, "gru": 3}
 ITSELF = ("__get__", "detach", "contiguous", "clone", "size", "dim", "to", "float", "double")
 
 
@@ -74,7 +74,7 @@ def edits_of_gradients(call: Call, names: Mapping[int, str]) -> Iterator[Change]
         yield Change("gradient_not_stopped", "the gradient is not stopped", _not_stopped, tier=3)
     for position, x in enumerate(call.args):
         if _is_float(x) and x.requires_grad:
-            where = f"{names.get(id(x), f'operand {position + 1}')} in {call.name}"
+            where = f"{names.get(id(x), f'operand {position + 1}')} in {call.words}"
             yield Change("gradient_stopped", f"no gradient reaches {where}", _gradient_of(position, stop=True), tier=3)
             what = f"the gradient of {where}, times"
             least = -float("inf")
@@ -94,7 +94,7 @@ def _left_out(call: Call) -> Iterator[Change]:
     """Yield no call: its first argument instead of its result."""
     if _keeps_shape(call):
         by = "".join(f" by {x:.4g}" for x in call.args[1:2] if isinstance(x, int | float) and call.name in OPERANDS)
-        yield Change("call_left_out", f"no {call.name}{by}", lambda call, proceed, value, /: call.args[0], tier=3)
+        yield Change("call_left_out", f"no {call.words}{by}", lambda call, proceed, value, /: call.args[0], tier=3)
 
 
 def _only_one(call: Call, operands: Operands) -> Iterator[Change]:
@@ -103,7 +103,7 @@ def _only_one(call: Call, operands: Operands) -> Iterator[Change]:
         for position, _ in operands:
             if call.args[position].shape == call.result.shape:
                 others = " and ".join(name for other, name in operands if other != position)
-                yield Change("operand_left_out", f"{others} left out of {call.name}", _operand(position), tier=3)
+                yield Change("operand_left_out", f"{others} left out of {call.words}", _operand(position), tier=3)
 
 
 def _operand(position: int) -> Answer:
@@ -142,7 +142,7 @@ def _scaled(call: Call, operands: Operands) -> Iterator[Change]:
         def answer(call: Call, proceed: Proceed, value: float, /, position: int = position) -> Any:
             return proceed(call.but_at(position, call.args[position] * value))
 
-        what, least = f"{name} in {call.name} times", -float("inf")
+        what, least = f"{name} in {call.words} times", -float("inf")
         yield Change("factor", what, answer, 1.0, 2.0, least, tier=5)
 
 
@@ -156,10 +156,10 @@ def _reordered(call: Call) -> Iterator[Change]:
                 parts = proceed(call)
                 return tuple(parts[k] for k in order)
 
-            yield Change("other_order", f"the parts of {call.name} in the order {order}", answer, tier=3)
+            yield Change("other_order", f"the parts of {call.words} in the order {order}", answer, tier=3)
     if call.name in JOINS and len(call.args[0]) <= 4:
         for order in orders_of(len(call.args[0])):
-            what = f"{call.name} of its tensors in the order {order}"
+            what = f"{call.words} of its tensors in the order {order}"
             yield Change("other_order", what, _joined(order), tier=3)
     if call.name in GATES:
         for order in orders_of(GATES[call.name]):
@@ -190,13 +190,13 @@ def _added(call: Call, operands: Operands, primitives: Collection[str]) -> Itera
                 ) -> Any:
                     return proceed(call.but_at(position, function(call.args[position])))
 
-                yield Change("call_added", f"{added} of {name} before {call.name}", before, tier=4)
+                yield Change("call_added", f"{added} of {name} before {call.words}", before, tier=4)
         if _is_float(call.result):
 
             def after(call: Call, proceed: Proceed, value: float, /, function: Any = function) -> Any:
                 return function(proceed(call))
 
-            yield Change("call_added", f"{added} after {call.name}", after, tier=4)
+            yield Change("call_added", f"{added} after {call.words}", after, tier=4)
 
 
 def _moved(calls: Sequence[Call], index: int) -> Iterator[tuple[Call, Change]]:
@@ -206,7 +206,7 @@ def _moved(calls: Sequence[Call], index: int) -> Iterator[tuple[Call, Change]]:
         return
     for later in calls[index + 1 : index + 1 + NEARBY]:
         if _is_float(later.result) and later.result.shape == call.result.shape and later.name not in ITSELF:
-            what = f"{call.name} after {later.name} instead of before"
+            what = f"{call.words} after {later.words} instead of before"
             yield call, Change("call_moved", what, _made_later(call.site), tier=4, also=(later.site,))
 
 
@@ -242,5 +242,5 @@ def _elsewhere(
                 ) -> Any:
                     return proceed(at.but_at(position, at.earlier(earlier.site)))
 
-                what = f"{names[id(other)]} in place of {name} in {call.name}"
+                what = f"{names[id(other)]} in place of {name} in {call.words}"
                 yield call, Change("other_operand", what, answer, tier=4, needs=(earlier.site,))
