@@ -1,6 +1,6 @@
 """A small network in torch and in jax; pieces of the loss in jax are arguments, so that any of them can be wrong."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +46,9 @@ def linear(params: Params, name: str, x: jax.Array) -> jax.Array:
     return x @ params[f"{name}.weight"].T + params[f"{name}.bias"][None]
 
 
-def norm(params: Params, x: jax.Array, eps: float) -> jax.Array:
-    mean = x.mean(-1, keepdims=True)
-    variance = jnp.square(x - mean).mean(-1, keepdims=True)
+def norm(params: Params, x: jax.Array, eps: float, axes: tuple[int, ...] = (-1,)) -> jax.Array:
+    mean = x.mean(axes, keepdims=True)
+    variance = jnp.square(x - mean).mean(axes, keepdims=True)
     return (x - mean) / jnp.sqrt(variance + eps) * params["norm.weight"][None] + params["norm.bias"][None]
 
 
@@ -87,22 +87,37 @@ class Pieces:
 def evidence_of(pieces: Pieces, reads: bool = True) -> ModelEvidence:
     """Return two steps of the loss in jax, with the program that was read from it."""
     torch.manual_seed(0)
-    module, rng = TorchNet().double(), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
+    batches = [
+        {"x": rng.normal(size=(EXAMPLES, FEATURES)), "y": rng.integers(0, CLASSES, EXAMPLES)} for _ in range(STEPS)
+    ]
+    return evidence_between(TorchNet().double(), torch_loss, pieces.loss, batches, reads)
+
+
+def evidence_between(
+    module: nn.Module, of_torch: Any, of_jax: Any, batches: Sequence[Mapping[str, np.ndarray]], reads: bool = True
+) -> ModelEvidence:
+    """Return the evidence of a step for each batch, with the program of the last one.
+
+    Args:
+        module: the reference's model.
+        of_torch: (module, batch) -> "loss" and "count".
+        of_jax: (parameters by torch's names, batch) -> loss.
+        batches: arrays of each step.
+        reads: read the program.
+    """
     state = {name: parameter.detach().numpy().copy() for name, parameter in module.named_parameters()}
     steps: list[ModelStep] = []
     with jax.enable_x64(True):
         params = {name: jnp.asarray(x) for name, x in state.items()}
-        for _ in range(STEPS):
-            batch: dict[str, Any] = {
-                "x": rng.normal(size=(EXAMPLES, FEATURES)),
-                "y": rng.integers(0, CLASSES, EXAMPLES),
-            }
-            loss, gradients = jax.value_and_grad(pieces.loss)(params, jax.tree.map(jnp.asarray, batch))
-            of_torch = {name: torch.from_numpy(x) for name, x in batch.items()}
-            of_jax = np.array([float(loss)]), {name: np.asarray(x)[None] for name, x in gradients.items()}
-            steps.append(ModelStep(state, None, [[of_torch]], *of_jax, {}, {}))
-            program = read(pieces.loss, (params, jax.tree.map(jnp.asarray, batch))) if reads else ()
-    return ModelEvidence(module, torch_loss, steps, world_size=1, reading=Reading(program, STEPS - 1, 0))
+        for batch in batches:
+            arrays = jax.tree.map(jnp.asarray, dict(batch))
+            loss, gradients = jax.value_and_grad(of_jax)(params, arrays)
+            tensors = {name: torch.from_numpy(x) for name, x in batch.items()}
+            shown = np.array([float(loss)]), {name: np.asarray(x)[None] for name, x in gradients.items()}
+            steps.append(ModelStep(state, None, [[tensors]], *shown, {}, {}))
+        program = read(of_jax, (params, arrays)) if reads else ()
+    return ModelEvidence(module, of_torch, steps, world_size=1, reading=Reading(program, len(steps) - 1, 0))
 
 
 stop = lax.stop_gradient

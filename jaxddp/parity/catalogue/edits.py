@@ -13,6 +13,9 @@ EDITS: dict[str, Fault] = {
     "call_moved": Fault("a call is made at another place", "make the call where the reference makes it"),
     "operand_left_out": Fault("an operand is left out", "use all operands, as the reference does"),
     "other_operand": Fault("a call is given another tensor", "give the call the tensor that the reference gives it"),
+    "other_expression": Fault(
+        "a result is computed in another way", "compute it as the reference does, from the same tensors"
+    ),
     "other_order": Fault("parts are taken in another order", "take the parts in the reference's order"),
     "gradient_stopped": Fault(
         "the gradient is stopped where the reference lets it pass",

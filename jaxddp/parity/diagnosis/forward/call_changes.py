@@ -109,6 +109,20 @@ def ignore_index(call: Call) -> Iterator[Change]:
         yield Change("ignore_index", f"labels of {index} are not ignored", not_ignored, counts=counts)
 
 
+def weights_not_counted(call: Call) -> Iterator[Change]:
+    """Yield a mean of weighted losses over the number of labels."""
+
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        target = call.get("target")
+        counted = call.get("weight")[target[target != call.get("ignore_index", IGNORE_INDEX)]]
+        return proceed(call) * (counted.sum() / counted.numel())
+
+    whole = call.name in ("cross_entropy", "nll_loss") and not call.get("target").is_floating_point()
+    if whole and call.get("weight") is not None and call.get("reduction", "mean") == "mean":
+        what = f"{call.name} divides by the number of labels instead of by the sum of their weights"
+        yield Change("other_expression", what, answer)
+
+
 def padding_idx(call: Call) -> Iterator[Change]:
     """Yield an embedding whose padding row gets a gradient."""
     if call.name == "embedding" and call.get("padding_idx") is not None:

@@ -4,7 +4,8 @@ Each function yields the changes that an edit may make to a call; an edit that d
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,9 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, tensors_in
+from jaxddp.parity.diagnosis.forward.index_edits import edits_of_indices
 from jaxddp.parity.diagnosis.forward.signatures import parameters_of
 
 Replace = Callable[[Call, Any], Call]  # returns the call with another value
+Family = Sequence[tuple[str, Callable[..., Any]]]  # functions that take the same arguments, with their names
 AXES = ("dim", "dims", "axis", "dim0", "dim1")
 NOT_TRIED = (*AXES, "normalized_shape", "chunks", "num_layers", "groups", "dtype", "_stacklevel", "inplace", "keepdim")
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -24,12 +27,16 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "approximate": ("none", "tanh"),
     "mode": ("nearest", "nearest-exact", "bilinear", "bicubic", "area", "constant", "reflect", "replicate", "circular"),
 }
-# Function -> what a number is to it. The functions of operators.
+# Function of an operator -> what it does to a tensor, before its number is said.
 OPERANDS = {
-    **{"mul": "a factor", "mul_": "a factor", "div": "a divisor", "div_": "a divisor", "true_divide": "a divisor"},
-    **{"add": "an addend", "add_": "an addend", "sub": "a subtrahend", "rsub": "a minuend", "__rsub__": "a minuend"},
-    **{"__rdiv__": "a dividend", "pow": "an exponent", "__rpow__": "a base", "pow_": "an exponent"},
-    **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne"), "the number that it compares with,"),
+    **dict.fromkeys(("mul", "mul_"), "{} times"),
+    **dict.fromkeys(("div", "div_", "true_divide"), "{} divided by"),
+    **dict.fromkeys(("add", "add_"), "{} plus"),
+    **dict.fromkeys(("sub", "sub_"), "{} minus"),
+    **dict.fromkeys(("rsub", "__rsub__"), "{} subtracted from"),
+    **dict.fromkeys(("pow", "pow_"), "{} to the power"),
+    **{"__rdiv__": "{} as the divisor of", "__rpow__": "{} as the exponent of"},
+    **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne"), "{} compared with"),
 }
 
 
@@ -39,7 +46,7 @@ def _gate(x: Tensor) -> Tensor:
 
 
 # Functions that take the same arguments, where those after the first are left out.
-FAMILIES: tuple[Sequence[tuple[str, Callable[..., Any]]], ...] = (
+FAMILIES: tuple[Family, ...] = (
     (
         *(("relu", F.relu), ("gelu", F.gelu), ("silu", F.silu), ("tanh", torch.tanh), ("sigmoid", torch.sigmoid)),
         *(("elu", F.elu), ("leaky_relu", F.leaky_relu), ("softplus", F.softplus), ("mish", F.mish), ("selu", F.selu)),
@@ -48,45 +55,50 @@ FAMILIES: tuple[Sequence[tuple[str, Callable[..., Any]]], ...] = (
         ("GELU by tanh", lambda x: F.gelu(x, approximate="tanh")),
     ),
     (
-        ("exp", torch.exp),
-        ("expm1", torch.expm1),
-        ("softplus", F.softplus),
-        ("square", torch.square),
+        *(("exp", torch.exp), ("expm1", torch.expm1), ("softplus", F.softplus), ("square", torch.square)),
         ("abs", torch.abs),
     ),
     (("sqrt", torch.sqrt), ("rsqrt", torch.rsqrt), ("square", torch.square)),
     (("log", torch.log), ("log1p", torch.log1p), ("log2", torch.log2)),
     (("sin", torch.sin), ("cos", torch.cos)),
 )
-REDUCTIONS: Sequence[tuple[str, Callable[..., Any]]] = (
+REDUCTIONS: Family = (
     *(("sum", torch.sum), ("mean", torch.mean), ("amax", torch.amax), ("amin", torch.amin), ("prod", torch.prod)),
     *(("logsumexp", torch.logsumexp), ("std", torch.std), ("var", torch.var), ("norm", torch.linalg.vector_norm)),
 )
-ALONG: Sequence[tuple[str, Callable[..., Any]]] = (
+ALONG: Family = (
     *(("softmax", torch.softmax), ("log_softmax", torch.log_softmax), ("cumsum", torch.cumsum)),
     ("sigmoid", lambda x, dim: torch.sigmoid(x)),
 )
-LOSSES: Sequence[tuple[str, Callable[..., Any]]] = (
+LOSSES: Family = (
     *(("mse_loss", F.mse_loss), ("l1_loss", F.l1_loss), ("smooth_l1_loss", F.smooth_l1_loss)),
     ("huber_loss", F.huber_loss),
 )
-PAIRS: Sequence[tuple[str, Callable[..., Any]]] = (
+PAIRS: Family = (
     *(("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("div", torch.div)),
     *(("maximum", torch.maximum), ("minimum", torch.minimum)),
     ("sub with its operands swapped", lambda x, y: y - x),
 )
-COMPARISONS: Sequence[tuple[str, Callable[..., Any]]] = (
+COMPARISONS: Family = (
     *(("gt", torch.gt), ("ge", torch.ge), ("lt", torch.lt), ("le", torch.le), ("eq", torch.eq), ("ne", torch.ne)),
 )
 SHARED = ("kernel_size", "stride", "padding")  # options of all poolings
-POOLS: Sequence[tuple[str, Callable[..., Any]]] = tuple(
+POOLS: Family = tuple(
     (f"{kind}_pool{dims}d", getattr(F, f"{kind}_pool{dims}d")) for kind in ("max", "avg") for dims in (1, 2, 3)
 )
 
 
-def edits_of_arguments(call: Call) -> Iterator[Change]:
-    """Yield every edit of a call's own arguments and of its function."""
-    for edits in (numbers, axes, options, other_functions, indices):
+def edits_of_arguments(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
+    """Yield every edit of a call's own arguments and of its function.
+
+    Args:
+        call: a recorded call.
+        names: id of a tensor -> what it is, in words.
+    """
+    of = next((names[id(x)] for x in tensors_in((call.args, call.kwargs)) if id(x) in names), "a tensor")
+    yield from numbers(call, of)
+    yield from other_functions(call, of)
+    for edits in (axes, options, normalized_axes, masked_scores, edits_of_indices):
         yield from edits(call)
 
 
@@ -116,16 +128,17 @@ def numbers_of(call: Call) -> Iterator[float]:
             yield float(value)
 
 
-def numbers(call: Call) -> Iterator[Change]:
+def numbers(call: Call, of: str) -> Iterator[Change]:
     """Yield another number in place of each number: any for a float, a neighbour for an integer that counts."""
     for name, value, but in arguments_of(call):
         if not _is_number(value) or name in NOT_TRIED:
             continue
-        what = OPERANDS.get(call.name, f"{call.words}'s {name}")
+        template = OPERANDS.get(call.name, f"{call.words}'s {name}")
+        what, group = template.format(of), template.format("a tensor")
         if isinstance(value, float) or call.name in OPERANDS or name == "value":
-            start = 2.0 * value if value else 1.0
+            start = 2.0 * value if value and math.isfinite(value) else 1.0
             fitted = _with(but)
-            yield Change("number", what, fitted, float(value), start, least=-float("inf"), tier=2)
+            yield Change("number", what, fitted, float(value), start, least=-float("inf"), group=group, tier=2)
         else:
             for other in dict.fromkeys((value + 1, value - 1, 2 * value, value // 2, 1)):
                 if other == value:
@@ -156,6 +169,45 @@ def axes(call: Call) -> Iterator[Change]:
                     yield Change("other_axis", what, _with(but, axis), tier=3)
 
 
+def normalized_axes(call: Call) -> Iterator[Change]:
+    """Yield a layer norm over other axes, with the weights of the last ones."""
+    if call.name != "layer_norm":
+        return
+    x, count = call.get("input"), len(call.get("normalized_shape"))
+    given = tuple(range(x.ndim - count, x.ndim))
+    for axes in [*((axis,) for axis in range(x.ndim)), *(tuple(range(first, x.ndim)) for first in range(x.ndim))]:
+        if axes != given:
+
+            def answer(call: Call, proceed: Proceed, value: float, /, axes: tuple[int, ...] = axes) -> Any:
+                x, weight, bias = (call.get(name) for name in ("input", "weight", "bias"))
+                variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
+                normalised = (x - mean) * torch.rsqrt(variance + call.get("eps", 1e-5))
+                normalised = normalised if weight is None else normalised * weight
+                return normalised if bias is None else normalised + bias
+
+            what = f"layer_norm over the axes {_listed(axes)} instead of {_listed(given)}"
+            yield Change("other_axis", what, answer, tier=3)
+
+
+def masked_scores(call: Call) -> Iterator[Change]:
+    """Yield another score of what an attention mask hides than minus infinity."""
+
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        query, key, values, mask = call.args[:3] + (call.get("attn_mask"),)
+        scores = query @ key.transpose(-2, -1) * (call.get("scale") or query.shape[-1] ** -0.5)
+        return scores.masked_fill(~mask, value).softmax(-1) @ values
+
+    if call.name == "scaled_dot_product_attention" and not call.get("dropout_p"):
+        mask = call.get("attn_mask")
+        if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+            what = "the scores that attn_mask hides are"
+            yield Change("number", what, answer, -float("inf"), 0.0, least=-float("inf"), tier=2)
+
+
+def _listed(axes: Sequence[int]) -> str:
+    return " and ".join(map(str, axes))
+
+
 def options(call: Call) -> Iterator[Change]:
     """Yield the other value of a bool, another one of a mode, and no tensor where none is the default."""
     defaults = parameters_of(call.function)
@@ -176,25 +228,29 @@ def options(call: Call) -> Iterator[Change]:
             yield Change("other_option", what, _with(but, other), tier=3)
 
 
-def other_functions(call: Call) -> Iterator[Change]:
+def other_functions(call: Call, of: str) -> Iterator[Change]:
     """Yield another function of the same kind: an activation, a reduction, a loss, an operator."""
-    for family in FAMILIES:
-        if call.name in [name for name, _ in family] and len(_tensors(call)) == 1:
-            yield from _others(call, family, lambda call: ((_tensors(call)[0],), {}))
+    for family in families_of(call):
+        yield from _others(call, family, lambda call: ((_tensors(call)[0],), {}))
     if call.name in [name for name, _ in POOLS]:
         dims = [(name, function) for name, function in POOLS if name[-2:] == call.name[-2:]]
         options = {name: call.get(name) for name in SHARED if call.get(name) is not None}
         yield from _others(call, dims, lambda call: ((call.args[0],), options))
     for family in (REDUCTIONS, ALONG, LOSSES, COMPARISONS):
         if call.name in [name for name, _ in family] and call.args:
-            yield from _others(call, family, lambda call: (call.args, call.kwargs))
+            yield from _others(call, family, lambda call: (call.args, call.kwargs), f" of {of}")
     if call.name.rstrip("_") in [name for name, _ in PAIRS] and len(_tensors(call)) == 2:
         yield from _others(call, PAIRS, lambda call: (tuple(_tensors(call)), {}))
 
 
-def _others(
-    call: Call, family: Sequence[tuple[str, Callable[..., Any]]], given: Callable[[Call], tuple[Any, Any]]
-) -> Iterator[Change]:
+def families_of(call: Call) -> Iterator[Family]:
+    """Yield the families of functions of one tensor that a call's belongs to."""
+    name = {2: "square", 0.5: "sqrt", -0.5: "rsqrt"}.get(call.get("exponent"), "") if call.name == "pow" else call.name
+    if len(_tensors(call)) == 1:
+        yield from (family for family in FAMILIES if name in [one for one, _ in family])
+
+
+def _others(call: Call, family: Family, given: Callable[[Call], tuple[Any, Any]], of: str = "") -> Iterator[Change]:
     for name, function in family:
         if name != call.name.rstrip("_"):
 
@@ -202,41 +258,12 @@ def _others(
                 args, kwargs = given(call)
                 return function(*args, **kwargs)
 
-            yield Change("other_function", f"{name} instead of {call.words.rstrip('_')}", answer, tier=3)
+            what = f"{name} instead of {call.words.rstrip('_')}"
+            yield Change("other_function", f"{what}{of}", answer, group=what, tier=3)
 
 
 def _tensors(call: Call) -> list[Tensor]:
     return [*tensors_in((call.args, call.kwargs))]
-
-
-def indices(call: Call) -> Iterator[Change]:
-    """Yield another index in place of an integer, and a slice moved by one."""
-    if call.name != "__getitem__":
-        return
-    source, index = call.args
-    whole = index if isinstance(index, tuple) else (index,)
-    for position, (part, size) in enumerate(zip(whole, source.shape, strict=False)):
-        others: list[Any] = []
-        if isinstance(part, int) and not isinstance(part, bool):
-            others = [i for i in dict.fromkeys((0, size - 1, part % size + 1, part % size - 1)) if i != part % size]
-        elif isinstance(part, slice) and part.step in (None, 1):
-            start, stop, _ = part.indices(size)
-            others = [slice(start + by, stop + by) for by in (-1, 1) if start + by >= 0 and stop + by <= size]
-        for other in others:
-            changed = (*whole[:position], other, *whole[position + 1 :])
-            what = f"index {_in_words(other)} instead of {_in_words(part)}"
-            yield Change("other_index", what, _with(lambda call, index: call.but_at(1, index), changed), tier=3)
-
-
-def _in_words(index: Any) -> str:
-    """Write an index as Python does.
-
-    >>> _in_words(slice(1, None)), _in_words(-1)
-    ('1:', '-1')
-    """
-    if not isinstance(index, slice):
-        return f"{index}"
-    return ":".join("" if end is None else f"{end}" for end in (index.start, index.stop))
 
 
 def orders_of(count: int, most: int = 24) -> Iterator[tuple[int, ...]]:

@@ -20,6 +20,7 @@ from jaxddp.parity.diagnosis.forward.call_changes import (
     norm_epsilon,
     padding_idx,
     tied_weights,
+    weights_not_counted,
 )
 from jaxddp.parity.diagnosis.forward.calls import Call, Change, Patch
 from jaxddp.parity.diagnosis.forward.clamps import chosen_term, clamps
@@ -52,7 +53,7 @@ AT_LEAST = 150  # replays of a search over the largest model; measured: enough f
 FLOOR = 1e-12  # measured: right hypotheses leave up to 8e-15, wrong ones 8e-12 or more
 OF_ONE_CALL = (
     *(gelu, norm_epsilon, label_smoothing, ignore_index, padding_idx, loss_terms, batch_norm_sync),
-    *(same_padding, flattened_axes, kernel_axes, fast_variance, deviation, chosen_term, clamps),
+    *(weights_not_counted, same_padding, flattened_axes, kernel_axes, fast_variance, deviation, chosen_term, clamps),
 )
 STALE = Patch(Change("stale_parameters", "gradients at the parameters of the step before", stale=True), frozenset())
 
@@ -101,7 +102,9 @@ def search_model(
         return known()
     ruling, named = known(pairs=False)
     patches = [item for item in items if isinstance(item, Patch) and item.sites]
-    names = {id(parameter): name for name, parameter in evidence.module.named_parameters()}
+    read = evidence.reading
+    names = {id(x): name for name, x in evidence.steps[read.step].micro_batches[read.rank][0].items()}
+    names |= {id(parameter): name for name, parameter in evidence.module.named_parameters()}
     search = ReadingSearch(subject, evidence.reading, patches, names, floor)
     if not ruling.named:
         ruling, named = search.find() or known()

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,8 +13,10 @@ from torch import Tensor
 from jaxddp.parity.diagnosis.forward.calls import Call, Patch, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments, numbers_of
 from jaxddp.parity.diagnosis.forward.fit import IMPOSSIBLE
+from jaxddp.parity.diagnosis.forward.index_edits import shifts
 from jaxddp.parity.diagnosis.forward.rewiring import edits_of_connections, edits_of_gradients
 from jaxddp.parity.diagnosis.forward.sites import patches_of
+from jaxddp.parity.diagnosis.forward.substitutes import shared_factors, substitutes
 from jaxddp.parity.operations import (
     Lines,
     Operation,
@@ -33,6 +35,7 @@ MOVERS = (
     *("__get__", "contiguous", "sort", "index_select", "unfold", "narrow", "select"),
 )
 LEFT_OUT = ("call_left_out", "operand_left_out", "call_moved")  # edits after which a call returns an input
+NO_TRACE = (0.0, 1.0)  # numbers of a port that may leave no trace in its program: x + 0, 1 * x
 MOST_NUMBERS = 24  # of the port that are tried in a place
 
 
@@ -90,8 +93,19 @@ class Parting:
     def numbers(self) -> tuple[float, ...]:
         """Numbers that stand in the port's operations here and not in the reference's, as either may have made them."""
         there = {number for index in self.of_torch for one in self.torch[index].numbers for number in readings(one)}
-        here = dict.fromkeys(number for index in self.of_jax for number in self.jax[index].numbers)
-        return tuple(x for x in here if not any(abs(x - y) <= 1e-9 * abs(x) for y in there))
+        return tuple(x for x in self.all_numbers if not any(abs(x - y) <= 1e-9 * abs(x) for y in there))
+
+    @property
+    def all_numbers(self) -> tuple[float, ...]:
+        """Numbers that stand in the port's operations here, whether the reference has them too or not."""
+        return tuple(dict.fromkeys(number for index in self.of_jax for number in self.jax[index].numbers))
+
+    @property
+    def likely_numbers(self) -> list[float]:
+        """Numbers to try: those, what Python may have made of them, and those that may leave no trace."""
+        ways = zip(*map(readings, self.numbers), strict=False)
+        first = itertools.islice(itertools.chain(*ways), MOST_NUMBERS)  # as they are first
+        return [*dict.fromkeys((*first, *NO_TRACE))]
 
     @property
     def primitives(self) -> frozenset[str]:
@@ -121,29 +135,50 @@ def candidates(
         Edits after which a call returns what the port computes somewhere, and all others.
     """
     names = _in_words(calls, names)
-    here = _first_of_sites(calls, _with_movers(calls, parted) if parted.of_torch else range(len(calls)))
+    firsts = _first_of_sites(calls, _with_movers(calls, parted) if parted.of_torch else range(len(calls)))
+    place, here = _first_of_sites(calls, range(len(calls))) | firsts, [*firsts.values()]
+    listed = [one for one in known if place.keys() >= one.sites]
+    numbers: list[float] = []
+    sure: list[Patch] = []
     if parted.of_torch:
-        changes = [(calls[index], change) for index in here.values() for change in edits_of_arguments(calls[index])]
-        changes += edits_of_connections(calls, here.values(), parted.primitives, names)
+        changes = [(calls[index], change) for index in here for change in edits_of_arguments(calls[index], names)]
+        changes += edits_of_connections(calls, here, parted.primitives, names)
+        numbers = parted.likely_numbers
+        listed += patches_of(changes)
+        valued = [one for one in listed if one.change.fault == "number"]
+        sure = [*_if_given(calls, parted, here, names, numbers), *_with_numbers(valued, parted.all_numbers)]
     else:
-        changes = [
-            (call, change)
-            for call in map(calls.__getitem__, here.values())
-            for change in edits_of_gradients(call, names)
-        ]
-    place = _first_of_sites(calls, range(len(calls))) | here
-    ways = zip(*map(readings, parted.numbers), strict=False) if parted.of_torch else ()
-    numbers = [*dict.fromkeys(itertools.chain(*ways))][:MOST_NUMBERS]  # as they are first
-    patches = []
-    for patch in (*(one for one in known if place.keys() >= one.sites), *patches_of(changes)):
-        if patch.change.reference is not None:
-            patches += [replace(patch, value=x, given=True) for x in numbers if x != patch.change.reference]
-        patches.append(patch)
-    patches.sort(key=lambda patch: (min(map(place.__getitem__, patch.sites)), patch.tier))
+        listed += patches_of((calls[k], change) for k in here for change in edits_of_gradients(calls[k], names))
     trial = CallTrial(calls, parted, place)
-    fitting = [patch for patch in patches if trial.fits(patch)]
-    chosen = {id(patch) for patch in fitting}
-    return fitting, [patch for patch in patches if id(patch) not in chosen]
+    fitting: list[Patch] = []
+    others: list[Patch] = []
+    for patch in _with_numbers(listed, numbers):
+        (fitting if trial.fits(patch) else others).append(patch)
+    fitting += [patch for patch in sure if trial.gives(patch)]
+    for patches in (fitting, others):
+        patches.sort(key=lambda patch: (min(map(place.__getitem__, patch.sites)), patch.tier))
+    return fitting, others
+
+
+def _if_given(
+    calls: Sequence[Call], parted: Parting, here: Sequence[int], names: Mapping[int, str], numbers: Sequence[float]
+) -> Iterator[Patch]:
+    """Yield edits that are tried only if a call then gives what the port computes: there are many of them."""
+    # What both compute before the programs part; the port goes on with it in another way.
+    before = {k for index in origins(parted.torch, here) for k in parted.torch[index].inputs}.difference(here)
+    changes = [(calls[index], change) for index in before for change in edits_of_arguments(calls[index], names)]
+    changes += [(calls[index], change) for index in here for change in substitutes(calls, index, names)]
+    yield from _with_numbers(patches_of(changes), numbers)
+    yield from shifts(calls, here, names)
+    yield from _with_numbers(shared_factors(calls, here, names), parted.all_numbers)
+
+
+def _with_numbers(patches: Iterable[Patch], numbers: Sequence[float]) -> Iterator[Patch]:
+    """Yield the patches, those with a value also with each of the port's numbers."""
+    for patch in patches:
+        if patch.change.reference is not None:
+            yield from (replace(patch, value=x, given=True) for x in numbers if x != patch.change.reference)
+        yield patch
 
 
 def lines_of(parted: Parting, index: int | None = None, number: float | None = None) -> Lines:
@@ -212,7 +247,14 @@ class CallTrial:
             return change.fault == "number" and site in self._origins
         if change.fault in LEFT_OUT:
             return site in self._from_equal or site in self._origins
-        index = self._place[site]
+        return self.gives(patch)
+
+    def gives(self, patch: Patch) -> bool:
+        """Return whether the call, edited, returns what the port computes and the reference does not."""
+        if patch.reference is not None:
+            return False
+        site = min(patch.sites, key=self._place.__getitem__)
+        change, index = patch.changes.get(site, patch.change), self._place[site]
         recorded = self._calls[index]
         copies = tuple(x.clone() if isinstance(x, Tensor) else x for x in recorded.args)  # a call may work in place
         call = replace(recorded, args=copies, earlier=partial(self._earlier, index))

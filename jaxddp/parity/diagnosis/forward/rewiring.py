@@ -56,7 +56,7 @@ def edits_of_connections(
     for index in here:
         call = calls[index]
         operands = [(k, names.get(id(x), f"operand {k + 1}")) for k, x in enumerate(call.args) if _is_float(x)]
-        own = (_left_out(call), _only_one(call, operands), _reordered(call), _scaled(call, operands))
+        own = (_left_out(call), _only_one(call, operands), _reordered(call, names), _scaled(call, operands))
         yield from ((call, change) for changes in own for change in changes)
         yield from ((call, change) for change in _added(call, operands, primitives))
         yield from _moved(calls, index)
@@ -146,7 +146,7 @@ def _scaled(call: Call, operands: Operands) -> Iterator[Change]:
         yield Change("factor", what, answer, 1.0, 2.0, least, tier=5)
 
 
-def _reordered(call: Call) -> Iterator[Change]:
+def _reordered(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
     """Yield the parts of a split in another order; the gates of a recurrent layer."""
     parts = call.result
     if isinstance(parts, tuple | list) and len({getattr(x, "shape", None) for x in parts}) == 1 and len(parts) <= 4:
@@ -159,7 +159,9 @@ def _reordered(call: Call) -> Iterator[Change]:
             yield Change("other_order", f"the parts of {call.words} in the order {order}", answer, tier=3)
     if call.name in JOINS and len(call.args[0]) <= 4:
         for order in orders_of(len(call.args[0])):
-            what = f"{call.words} of its tensors in the order {order}"
+            parts = [names.get(id(x), "") for x in call.args[0]]
+            distinct = len({*parts}) == len(parts)
+            what = f"{call.words} in the order {', '.join(parts[k] for k in order) if distinct else order}"
             yield Change("other_order", what, _joined(order), tier=3)
     if call.name in GATES:
         for order in orders_of(GATES[call.name]):
@@ -204,7 +206,9 @@ def _moved(calls: Sequence[Call], index: int) -> Iterator[tuple[Call, Change]]:
     call = calls[index]
     if not _keeps_shape(call):
         return
-    for later in calls[index + 1 : index + 1 + NEARBY]:
+    near, far = calls[index + 1 : index + 1 + NEARBY], calls[index + 1 + NEARBY :]
+    joined = [later for later in far if any(x is call.args[0] for x in later.args)]  # a residual connection
+    for later in (*near, *joined):
         if _is_float(later.result) and later.result.shape == call.result.shape and later.name not in ITSELF:
             what = f"{call.words} after {later.words} instead of before"
             yield call, Change("call_moved", what, _made_later(call.site), tier=4, also=(later.site,))

@@ -1,0 +1,116 @@
+"""Edits of which elements a call takes: another index, a slice moved, counting from another number, other rows."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Patch, Proceed
+
+# Function -> place of the indices among its arguments.
+TABLES = {"embedding": 0, "index_select": 2, "gather": 2}
+ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "row 0 for every index": torch.zeros_like,
+    "the row behind that of each index": lambda index: index + 1,
+    "the row before that of each index": lambda index: index - 1,
+}
+
+
+def edits_of_indices(call: Call) -> Iterator[Change]:
+    """Yield every edit of the elements that a call takes."""
+    for edits in (_indices, _ranges, _rows):
+        yield from edits(call)
+
+
+def _indices(call: Call) -> Iterator[Change]:
+    """Yield another index in place of an integer, and a slice moved by one."""
+    if call.name != "__getitem__":
+        return
+    source, index = call.args
+    whole = index if isinstance(index, tuple) else (index,)
+    for position, (part, size) in enumerate(zip(whole, source.shape, strict=False)):
+        others: list[Any] = []
+        if isinstance(part, int) and not isinstance(part, bool):
+            others = [i for i in dict.fromkeys((0, size - 1, part % size + 1, part % size - 1)) if i != part % size]
+        elif isinstance(part, slice) and part.step in (None, 1):
+            start, stop, _ = part.indices(size)
+            others = [slice(start + by, stop + by) for by in (-1, 1) if start + by >= 0 and stop + by <= size]
+        for other in others:
+            changed = (*whole[:position], other, *whole[position + 1 :])
+            what = f"index {_in_words(other)} instead of {_in_words(part)}"
+            yield Change("other_index", what, _given(1, partial(_changed, changed)), tier=3)
+
+
+def _changed(other: Any, index: Any) -> Any:
+    return other
+
+
+def _ranges(call: Call) -> Iterator[Change]:
+    """Yield counting from another number, as positions from 1 do."""
+    if call.name == "arange" and all(isinstance(x, int) for x in call.args):
+        first = call.args[0] if len(call.args) > 1 else 0
+        for by in (1, -1):
+
+            def answer(call: Call, proceed: Proceed, value: float, /, by: int = by) -> Any:
+                return proceed(call) + by
+
+            yield Change("number", f"arange starts at {first + by} instead of {first}", answer, tier=2)
+
+
+def _rows(call: Call) -> Iterator[Change]:
+    """Yield other rows of a table than those of its indices."""
+    if (place := TABLES.get(call.name)) is not None and len(call.args) > place:
+        for which, other in ROWS.items():
+            yield Change("other_index", f"{call.name} takes {which}", _given(place, other), tier=3)
+
+
+def shifts(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str]) -> Iterator[Patch]:
+    """Yield another distance of two slices of a tensor, such as inputs and targets a step ahead.
+
+    Args:
+        calls: all calls of the loss, in order.
+        here: indices of the calls that are edited.
+        names: id of a tensor -> what it is, in words.
+    """
+    taken = [calls[index] for index in here if calls[index].name == "__getitem__"]
+    for first, second in itertools.permutations(taken, 2):
+        one, other = (x.args[1] if isinstance(x.args[1], tuple) else (x.args[1],) for x in (first, second))
+        differing = [k for k, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]]
+        if first.args[0] is not second.args[0] or len(one) != len(other) or len(differing) != 1:
+            continue
+        place, by = differing[0], other[differing[0]].start if isinstance(other[differing[0]], slice) else None
+        if not by or (one[place], other[place]) != (slice(None, -by), slice(by, None)):
+            continue
+        for distance in (by + 1, by - 1, 2 * by + 1):
+            if distance > 0:
+                ends = {first.site: slice(None, -distance), second.site: slice(distance, None)}
+                name = names.get(id(first.args[0]), "a tensor")
+                what = f"slices of {name} shifted by {distance} instead of {by}"
+                changes = {site: Change("other_index", what, _sliced(place, end), tier=3) for site, end in ends.items()}
+                yield Patch(changes[first.site], frozenset(changes), changes=changes)
+
+
+def _sliced(place: int, end: slice) -> Answer:
+    def other(index: Any) -> Any:
+        return (*index[:place], end, *index[place + 1 :]) if isinstance(index, tuple) else end
+
+    return _given(1, other)
+
+
+def _given(place: int, other: Callable[[Any], Any]) -> Answer:
+    """Return an answer that changes an argument."""
+    return lambda call, proceed, value, /: proceed(call.but_at(place, other(call.args[place])))
+
+
+def _in_words(index: Any) -> str:
+    """Write an index as Python does.
+
+    >>> _in_words(slice(1, None)), _in_words(-1)
+    ('1:', '-1')
+    """
+    if not isinstance(index, slice):
+        return f"{index}"
+    return ":".join("" if end is None else f"{end}" for end in (index.start, index.stop))

@@ -1,0 +1,149 @@
+"""Edits that put another expression of earlier results in place of a call's result, or of its operands.
+
+There are many of them, so only those are replayed that give what the port computes.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Patch, Proceed
+from jaxddp.parity.diagnosis.forward.edits import families_of
+
+FAULT = "other_expression"
+BEFORE = 8  # earlier calls whose results an expression may take
+MOST_USES = 4  # of a tensor that is scaled in some of them
+POWERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "square": torch.square,
+    "root": torch.sqrt,
+    "inverse": torch.reciprocal,
+}
+REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "mean": torch.mean,
+    "sum": torch.sum,
+    "largest value": torch.amax,
+    "smallest value": torch.amin,
+}
+
+
+def substitutes(calls: Sequence[Call], index: int, names: Mapping[int, str]) -> Iterator[Change]:
+    """Yield expressions in place of a call or an operand: a function, a reduction or a quotient of earlier results.
+
+    Args:
+        calls: all calls of the loss, in order.
+        index: the call.
+        names: id of a tensor -> what it is, in words.
+    """
+    call = calls[index]
+    if not _is_float(call.result):
+        return
+    earlier = [one for one in calls[max(0, index - BEFORE) : index] if _is_float(one.result)]
+    for one in earlier:
+        name = names[id(one.result)]
+        yield from _functions(call, one, name)
+        yield from _reductions(call, one, name)
+    yield from _divisors(call, earlier, names)
+    yield from _operands(call, names)
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _functions(call: Call, earlier: Call, name: str) -> Iterator[Change]:
+    """Yield another function of the same kind, of an earlier result."""
+    if earlier.result.shape == call.result.shape and all(x is not earlier.result for x in call.args):
+        for family in families_of(call):
+            for title, function in family:
+                if title != call.name:
+                    yield _change(f"{title} of {name}", call, earlier, function)
+
+
+def _reductions(call: Call, earlier: Call, name: str) -> Iterator[Change]:
+    """Yield a reduction of an earlier result."""
+    shape = earlier.result.shape
+    for axis in range(len(shape)):
+        if (*shape[:axis], *shape[axis + 1 :]) == tuple(call.result.shape) and shape[axis] > 1:
+            for title, function in REDUCTIONS.items():
+                what = f"the {title} of all elements of {name} along axis {axis}"
+                yield _change(what, call, earlier, partial(_along, function, axis), tier=4)
+
+
+def _along(function: Callable[..., Tensor], axis: int, x: Tensor) -> Tensor:
+    return function(x, axis)
+
+
+def _change(what: str, call: Call, earlier: Call, function: Callable[[Tensor], Tensor], tier: int = 3) -> Change:
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        return function(call.earlier(earlier.site))
+
+    return Change(FAULT, f"{what} in place of the result of {call.name}", answer, tier=tier, needs=(earlier.site,))
+
+
+def _divisors(call: Call, earlier: Sequence[Call], names: Mapping[int, str]) -> Iterator[Change]:
+    """Yield a size as the divisor, in place of a tensor such as a count of valid elements."""
+    if call.name in ("div", "div_", "true_divide") and isinstance(divisor := call.args[1], Tensor):
+        sizes = {size for one in (*earlier, call) for size in one.result.shape if size > 1}
+        for size in sorted(sizes):
+            by = names.get(id(divisor), "a tensor")
+            what = f"{names.get(id(call.args[0]), 'a tensor')} divided by {size} instead of by {by}"
+            yield Change(FAULT, what, _divided_by(size), tier=3)
+
+
+def _divided_by(size: int) -> Answer:
+    return lambda call, proceed, value, /: call.args[0] / size
+
+
+def _operands(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
+    """Yield the mean of an operand along an axis, and powers of one that is not a call's first."""
+    given: list[tuple[int | str, Any]] = [*enumerate(call.args), *call.kwargs.items()]
+    for key, x in given:
+        if not _is_float(x):
+            continue
+        name = names.get(id(x), "a tensor")
+        for axis in range(x.ndim):
+            yield _of_operand(call, key, f"the mean along axis {axis} of {name}", partial(_mean, axis=axis))
+        for title, function in POWERS.items() if x is not call.args[0] else ():
+            yield _of_operand(call, key, f"the {title} of {key if isinstance(key, str) else name}", function)
+
+
+def _of_operand(call: Call, key: int | str, what: str, function: Callable[[Tensor], Tensor]) -> Change:
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        if isinstance(key, str):
+            return proceed(replace(call, kwargs={**call.kwargs, key: function(call.kwargs[key])}))
+        return proceed(call.but_at(key, function(call.args[key])))
+
+    return Change("call_added", f"{what} before {call.name}", answer, tier=3)
+
+
+def _mean(x: Tensor, axis: int) -> Tensor:
+    return x.mean(axis, keepdim=True)
+
+
+def shared_factors(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str]) -> Iterator[Patch]:
+    """Yield a tensor times a number in two of the calls that take it, or in all."""
+    uses: dict[int, list[tuple[Call, int]]] = defaultdict(list)
+    for index in here:
+        for position, x in enumerate(calls[index].args):
+            if _is_float(x):
+                uses[id(x)].append((calls[index], position))
+    for of, places in uses.items():
+        for some in (*itertools.combinations(places, 2), *([places] if len(places) > 2 else [])):
+            if len({call.site for call, _ in some}) == len(some) and len(places) <= MOST_USES:
+                in_calls = " and ".join(call.name for call, _ in some)
+                what = f"{names.get(of, 'a tensor')} in {in_calls} times"
+                changes = {call.site: _scaled(what, position) for call, position in some}
+                yield Patch(next(iter(changes.values())), frozenset(changes), changes=changes)
+
+
+def _scaled(what: str, position: int) -> Change:
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        return proceed(call.but_at(position, call.args[position] * value))
+
+    return Change("factor", what, answer, 1.0, 2.0, least=-float("inf"), tier=4)
