@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
 from torch import Tensor, nn
 
+from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
 from jaxddp.parity.diagnosis.forward.calls import Call, Change
 from jaxddp.parity.diagnosis.forward.clamps import chosen_term, clamps
 from jaxddp.parity.diagnosis.forward.deviation import deviation
