@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
@@ -166,6 +167,8 @@ class Reader:
         results = tuple(self._compute(program, equation, [x.array for x in given], line))
         if name in PLUMBING and given[0].number is not None:  # it stays a number
             return [Value(x, given[0].maker, given[0].number) for x in results]
+        if (number := _folded(program, equation, given)) is not None:
+            return [Value(results[0], number=number)]
         self._made.append(_Made(name, tuple(given), line, results))
         return [Value(x, len(self._made) - 1) for x in results]
 
@@ -186,6 +189,17 @@ class Reader:
             self._made.append(_Made("stack", tuple(of_all), line, (array,)))
             stacked.append(Value(array, len(self._made) - 1))
         return [*carry, *stacked]
+
+
+def _folded(program: Jaxpr, equation: JaxprEqn, given: Sequence[Value]) -> float | None:
+    """Return the scalar that an equation makes of stated numbers alone; None: it makes another thing."""
+    numbers, avals = [x.number for x in given], [x.aval for x in (*equation.invars, *equation.outvars)]
+    dtypes: Any = [of.dtype for of in avals if isinstance(of, ShapedArray) and not of.shape]
+    if not numbers or None in numbers or len(dtypes) != len(numbers) + 1:
+        return None
+    with jax.ensure_compile_time_eval():
+        arrays = [jnp.asarray(x, dtype) for x, dtype in zip(numbers, dtypes, strict=False)]
+        return _number(evaluated(program, equation, arrays)[0])
 
 
 PLUMBING = ("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy", "pvary")

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from jaxddp.parity.diagnosis.forward.fit import Item
 from jaxddp.parity.diagnosis.forward.signatures import parameters_of
-from jaxddp.parity.operations import Moments, SourceLine, calling_lines, line_of_user, moments
+from jaxddp.parity.operations import Moments, SourceLine, calling_lines, library_function, line_of_user, moments
 
 Site = tuple[str, int]
 Gather = Callable[[Tensor], Sequence[Tensor]]
@@ -40,6 +40,7 @@ class Call:
         into: recorded calls whose first argument is the result.
         line: the user's line that makes the call, if it was recorded; None: unknown.
         results: moments of the tensors that it returned, if it was recorded.
+        within: library's function that the user's line calls, if that makes this call.
     """
 
     site: Site
@@ -54,6 +55,7 @@ class Call:
     into: list["Call"] = field(default_factory=list)
     line: SourceLine | None = None
     results: tuple[Moments, ...] = ()
+    within: str = ""
 
     @property
     def name(self) -> str:
@@ -187,6 +189,11 @@ class Patch(Item):
         return self.change.tier - self.given
 
     @property
+    def plausible(self) -> bool:
+        """Return whether a programmer has written the value, or may have; a factor of 0 is another fault."""
+        return self.given or (super().plausible and not (self.value == 0 and self.change.what == "a factor"))
+
+    @property
     def start(self) -> float:
         """Initial value of the fit."""
         return self.change.start
@@ -280,7 +287,8 @@ class CallTrace(TorchFunctionMode):
         real = (x for x in tensors_in(result) if self._reads and not x.is_complex())
         results = tuple(moments(x.detach().numpy()) for x in real)
         line = line_of_user(calling_lines()) if self._reads else None
-        call = replace(call, module=module, result=result, line=line, results=results)
+        within = library_function() if self._reads else ""
+        call = replace(call, module=module, result=result, line=line, results=results, within=within)
         if call.args and id(call.args[0]) in self._makers:
             self._makers[id(call.args[0])].into.append(call)
         self.recorded.append(call)  # keeps the result alive, so that no other object gets its id

@@ -4,6 +4,7 @@ Each function yields the changes that an edit may make to a call; an edit that d
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,8 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, tensors_in
+from jaxddp.parity.diagnosis.forward.index_edits import indices
 from jaxddp.parity.diagnosis.forward.signatures import parameters_of
 
+ORDERS = {"p": (1.0, 2.0, math.inf), "ord": (1.0, 2.0, math.inf)}  # of a norm
 Replace = Callable[[Call, Any], Call]  # returns the call with another value
 AXES = ("dim", "dims", "axis", "dim0", "dim1")
 NOT_TRIED = (*AXES, "normalized_shape", "chunks", "num_layers", "groups", "dtype", "_stacklevel", "inplace", "keepdim")
@@ -75,6 +78,25 @@ PAIRS: Sequence[tuple[str, Callable[..., Any]]] = (
     *(("maximum", torch.maximum), ("minimum", torch.minimum)),
     ("sub with its operands swapped", lambda x, y: y - x),
 )
+# A number in place of the second operand, and the other way to use it.
+BY_NUMBER: dict[str, tuple[str, Callable[..., Any]]] = {
+    **{"mul": ("div", torch.div), "div": ("mul", torch.mul), "true_divide": ("mul", torch.mul)},
+    **{"add": ("sub", torch.sub), "sub": ("add", torch.add)},
+}
+
+
+def _of_roots(start: float, end: float, steps: int, **options: Any) -> Tensor:
+    return torch.linspace(start**0.5, end**0.5, steps, **options) ** 2
+
+
+def _of_logarithms(start: float, end: float, steps: int, **options: Any) -> Tensor:
+    return torch.exp(torch.linspace(math.log(start), math.log(end), steps, **options))
+
+
+SPACES: Sequence[tuple[str, Callable[..., Any]]] = (
+    *(("linspace", torch.linspace), ("squares of equally spaced roots", _of_roots)),
+    ("exponentials of equally spaced logarithms", _of_logarithms),
+)
 COMPARISONS: Sequence[tuple[str, Callable[..., Any]]] = (
     *(("gt", torch.gt), ("ge", torch.ge), ("lt", torch.lt), ("le", torch.le), ("eq", torch.eq), ("ne", torch.ne)),
 )
@@ -112,17 +134,23 @@ def _by_name(name: str, call: Call, value: Any) -> Call:
 def numbers_of(call: Call) -> Iterator[float]:
     """Yield the numbers that a call is given."""
     for name, value, _ in arguments_of(call):
-        if _is_number(value) and name not in NOT_TRIED:
+        if is_number(value) and name not in NOT_TRIED:
             yield float(value)
 
 
 def numbers(call: Call) -> Iterator[Change]:
     """Yield another number in place of each number: any for a float, a neighbour for an integer that counts."""
     for name, value, but in arguments_of(call):
-        if not _is_number(value) or name in NOT_TRIED:
+        if not is_number(value) or name in NOT_TRIED:
             continue
         what = OPERANDS.get(call.name, f"{call.name}'s {name}")
-        if isinstance(value, float) or call.name in OPERANDS or name == "value":
+        what += f" within {call.within}" if call.within not in ("", call.name) else ""
+        if name in ORDERS and "dropout" not in call.name:
+            for other in ORDERS[name]:
+                if other != value:
+                    says = f"{call.name}'s {name} {other:g} instead of {value:g}"
+                    yield Change("number", says, _with(but, other), tier=2)
+        elif isinstance(value, float) or call.name in OPERANDS or name == "value":
             start = 2.0 * value if value else 1.0
             fitted = _with(but)
             yield Change("number", what, fitted, float(value), start, least=-float("inf"), tier=2)
@@ -134,7 +162,8 @@ def numbers(call: Call) -> Iterator[Change]:
                 yield Change("number", says, _with(but, other), tier=2)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -185,11 +214,16 @@ def other_functions(call: Call) -> Iterator[Change]:
         dims = [(name, function) for name, function in POOLS if name[-2:] == call.name[-2:]]
         options = {name: call.get(name) for name in SHARED if call.get(name) is not None}
         yield from _others(call, dims, lambda call: ((call.args[0],), options))
-    for family in (REDUCTIONS, ALONG, LOSSES, COMPARISONS):
+    for family in (REDUCTIONS, ALONG, LOSSES, COMPARISONS, SPACES):
         if call.name in [name for name, _ in family] and call.args:
             yield from _others(call, family, lambda call: (call.args, call.kwargs))
     if call.name.rstrip("_") in [name for name, _ in PAIRS] and len(_tensors(call)) == 2:
         yield from _others(call, PAIRS, lambda call: (tuple(_tensors(call)), {}))
+    if call.name in BY_NUMBER and len(call.args) == 2 and is_number(call.args[1]) and not call.kwargs:
+        other, function = BY_NUMBER[call.name]
+        what = f"{other} by {call.args[1]:.10g} instead of {call.name}"
+        # Both sides have this number, which says more than a number that one of them would have made of it.
+        yield Change("other_function", what, lambda call, proceed, value, /: function(*call.args), tier=1)
 
 
 def _others(
@@ -207,36 +241,6 @@ def _others(
 
 def _tensors(call: Call) -> list[Tensor]:
     return [*tensors_in((call.args, call.kwargs))]
-
-
-def indices(call: Call) -> Iterator[Change]:
-    """Yield another index in place of an integer, and a slice moved by one."""
-    if call.name != "__getitem__":
-        return
-    source, index = call.args
-    whole = index if isinstance(index, tuple) else (index,)
-    for position, (part, size) in enumerate(zip(whole, source.shape, strict=False)):
-        others: list[Any] = []
-        if isinstance(part, int) and not isinstance(part, bool):
-            others = [i for i in dict.fromkeys((0, size - 1, part % size + 1, part % size - 1)) if i != part % size]
-        elif isinstance(part, slice) and part.step in (None, 1):
-            start, stop, _ = part.indices(size)
-            others = [slice(start + by, stop + by) for by in (-1, 1) if start + by >= 0 and stop + by <= size]
-        for other in others:
-            changed = (*whole[:position], other, *whole[position + 1 :])
-            what = f"index {_in_words(other)} instead of {_in_words(part)}"
-            yield Change("other_index", what, _with(lambda call, index: call.but_at(1, index), changed), tier=3)
-
-
-def _in_words(index: Any) -> str:
-    """Write an index as Python does.
-
-    >>> _in_words(slice(1, None)), _in_words(-1)
-    ('1:', '-1')
-    """
-    if not isinstance(index, slice):
-        return f"{index}"
-    return ":".join("" if end is None else f"{end}" for end in (index.start, index.stop))
 
 
 def orders_of(count: int, most: int = 24) -> Iterator[tuple[int, ...]]:

@@ -102,7 +102,9 @@ def search_model(
     ruling, named = known(pairs=False)
     patches = [item for item in items if isinstance(item, Patch) and item.sites]
     names = {id(parameter): name for name, parameter in evidence.module.named_parameters()}
-    search = ReadingSearch(subject, evidence.reading, patches, names, floor)
+    batch = evidence.steps[evidence.reading.step].micro_batches[evidence.reading.rank][0]
+    inputs = {id(x): name for name, x in batch.items()}
+    search = ReadingSearch(subject, evidence.reading, patches, names, inputs, floor)
     if not ruling.named:
         ruling, named = search.find() or known()
     return replace(ruling, lines=search.lines(named)), named

@@ -12,6 +12,13 @@ from jaxddp.parity.diagnosis.forward.calls import Call, Patch, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments, numbers_of
 from jaxddp.parity.diagnosis.forward.fit import IMPOSSIBLE
 from jaxddp.parity.diagnosis.forward.rewiring import edits_of_connections, edits_of_gradients
+from jaxddp.parity.diagnosis.forward.several_calls import (
+    chains_left_out,
+    gradients_let_through,
+    inputs_moved,
+    numbers_together,
+    shared_constants,
+)
 from jaxddp.parity.diagnosis.forward.sites import patches_of
 from jaxddp.parity.operations import (
     Lines,
@@ -28,8 +35,10 @@ from jaxddp.parity.operations import (
 MOVERS = (
     *("reshape", "view", "flatten", "unflatten", "permute", "transpose", "movedim", "swapaxes", "t", "flip", "roll"),
     *("__getitem__", "chunk", "split", "unbind", "cat", "stack", "squeeze", "unsqueeze", "expand", "repeat", "gather"),
-    *("__get__", "contiguous", "sort", "index_select", "unfold", "narrow", "select"),
+    *("__get__", "contiguous", "sort", "arange", "index_select", "unfold", "narrow", "select"),
 )
+PLAIN = 3  # highest tier of an edit that cannot stand for many others
+MOST_PLAIN = 8  # of the port's numbers that are tried two at a time
 LEFT_OUT = ("call_left_out", "operand_left_out", "call_moved")  # edits after which a call returns an input
 MOST_NUMBERS = 24  # of the port that are tried in a place
 
@@ -91,8 +100,14 @@ class Parting:
 
     @property
     def primitives(self) -> frozenset[str]:
-        """Primitives of the port's operations here."""
-        return frozenset(self.jax[index].name for index in self.of_jax)
+        """Primitives of the port's operations here, and of those before them that only change an order."""
+        before, waiting = set(self.of_jax), [*self.of_jax]
+        while waiting:
+            more = set(self.jax[waiting.pop()].inputs) - before
+            before |= more
+            waiting += more
+        orders = {self.jax[index].name for index in before}.intersection(("rev", "sort"))
+        return frozenset(orders | {self.jax[index].name for index in self.of_jax})
 
 
 def parting(torch: Operations, jax: Operations) -> Parting:
@@ -101,7 +116,11 @@ def parting(torch: Operations, jax: Operations) -> Parting:
 
 
 def candidates(
-    calls: Sequence[Call], parted: Parting, names: Mapping[int, str], known: Sequence[Patch]
+    calls: Sequence[Call],
+    parted: Parting,
+    names: Mapping[int, str],
+    known: Sequence[Patch],
+    inputs: Mapping[int, str],
 ) -> tuple[list[Patch], list[Patch]]:
     """Return edits of the calls where the programs part, in the order of the calls.
 
@@ -112,30 +131,60 @@ def candidates(
         parted: where they part.
         names: id of a parameter -> its name.
         known: faults of the catalogue.
+        inputs: id of a tensor of the batch -> its name.
 
     Returns:
         Edits after which a call returns what the port computes somewhere, and all others.
     """
-    names = _in_words(calls, names)
+    names = _in_words(calls, {**inputs, **names})
     here = _with_movers(calls, parted)
+    again, before = _again(calls, here), _before(parted, here)
+    moved: list[Patch] = []
     if parted.of_torch:
-        changes = [(calls[index], change) for index in here for change in edits_of_arguments(calls[index])]
-        changes += edits_of_connections(calls, here, parted.primitives, names)
+        some = [calls[index] for index in dict.fromkeys((*here, *again, *before))]
+        changes = [(call, change) for call in some for change in edits_of_arguments(call)]
+        changes += [(calls[k], x) for k in here for x in numbers_together(calls[k], parted.numbers[:MOST_PLAIN])]
+        changes += edits_of_connections(calls, [*here, *again], parted.primitives, names)
+        changes += chains_left_out(calls, parted.of_torch, names)
+        moved = [*patches_of(inputs_moved(calls, inputs))]
     else:
         changes = [(call, change) for call in calls for change in edits_of_gradients(call, names)]
+        changes += gradients_let_through(calls, names)
     place = {call.site: index for index, call in enumerate(calls)}
     ways = zip(*map(readings, parted.numbers), strict=False) if parted.of_torch else ()
     numbers = [*dict.fromkeys(itertools.chain(*ways))][:MOST_NUMBERS]  # as they are first
     patches = []
-    for patch in (*(one for one in known if place.keys() >= one.sites), *patches_of(changes)):
+    edits = [*patches_of(changes)]
+    for patch in (*(one for one in known if place.keys() >= one.sites), *edits):
         if patch.change.reference is not None:
-            patches += [replace(patch, value=x, given=True) for x in numbers if x != patch.change.reference]
+            given = [x for x in numbers if x != patch.change.reference and (x or patch.change.fault != "number")]
+            patches += [replace(patch, value=x, given=True) for x in given]
         patches.append(patch)
     patches.sort(key=lambda patch: (min(map(place.__getitem__, patch.sites)), patch.tier))
     trial = CallTrial(calls, parted)
     fitting = [patch for patch in patches if trial.fits(patch)]
     chosen = {id(patch) for patch in fitting}
-    return fitting, [patch for patch in patches if id(patch) not in chosen]
+    there = {calls[index].site for index in (*again, *before)}
+    others = [patch for patch in patches if id(patch) not in chosen and not there >= patch.sites]
+    others.sort(key=lambda patch: patch.given or patch.tier > PLAIN)
+    of_numbers = [patch for patch in edits if patch.change.fault == "number" and patch.change.reference is not None]
+    shared = [*shared_constants(of_numbers, parted.numbers[:MOST_PLAIN])]
+    return [*shared, *fitting], [*moved, *others]
+
+
+def _before(parted: Parting, here: Sequence[int]) -> list[int]:
+    """Return the calls before the first that part: the port may go on from their results otherwise."""
+    given = {index for k in origins(parted.torch, parted.of_torch) for index in parted.torch[k].inputs}
+    return sorted(given.difference(here))
+
+
+def _again(calls: Sequence[Call], here: Sequence[int]) -> list[int]:
+    """Return the calls of the lines of others that part, because a function that is called again has its fault again.
+
+    The port may have their results nonetheless, as where it normalises later what it has not normalised.
+    """
+    lines = {(calls[k].name, calls[k].line) for k in here if calls[k].line is not None}
+    return [k for k, call in enumerate(calls) if (call.name, call.line) in lines and k not in here]
 
 
 def lines_of(parted: Parting, index: int | None = None, number: float | None = None) -> Lines:
@@ -202,6 +251,8 @@ class CallTrial:
         change = patch.changes.get(site, patch.change)
         if patch.reference is not None:  # its value is not known yet
             return change.fault == "number" and site in self._origins
+        if change.fault == "calls_left_out":  # what is left in their place, both sides compute
+            return True
         if change.fault in LEFT_OUT:
             return site in self._from_equal or site in self._origins
         recorded = self._calls[site]
