@@ -22,6 +22,7 @@ from jaxddp.parity.jax_side.custom_step import CustomStep
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
 from jaxddp.parity.jax_side.program import side_of
 from jaxddp.parity.jax_side.recorded_runs import given_gradients
+from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.operations import Moments, Operation, Operations, SourceLine, line_of_user, moments
 from jaxddp.parity.processes import Tell
@@ -41,7 +42,7 @@ class ReadEquations:
         start: initial weights of the reference.
         reference: folder of the reference's records.
         step, rank: step (from 0) and rank whose first micro-batch is the input.
-        loss: the loss of a `MultiLossStep` that is read.
+        loss: the loss of a `MultiLossStep` that is read, or the parameter, by torch's name, whose next value is.
     """
 
     case: AnyCase
@@ -65,19 +66,21 @@ class ReadEquations:
                 arguments = *arguments, given_gradients(reference, self.step, side)
             # A loss that cannot be traced for a single replica, or has no equations of its own, is explained without.
             with side.lifting(), contextlib.suppress(Exception):
-                return read(lambda *values: _loss(step, *values)[self.loss], arguments)
+                return read(lambda *values: _results(side, step, *values)[self.loss], arguments)
         return ()
 
 
-def _loss(step: Any, params: Params, buffers: Buffers, batch: Batch, *gradients: Params) -> dict[str, jax.Array]:
-    """Return a step's losses by name; a `MultiLossStep` takes the first step, with these gradients."""
+def _results(
+    side: JaxSide, step: Any, params: Params, buffers: Buffers, batch: Batch, *gradients: Params
+) -> dict[str, jax.Array]:
+    """Return a step's losses by name; also the new parameters of a `MultiLossStep`, in a first step with gradients."""
     if not isinstance(step, MultiLossStep):
         sums: dict[str, jax.Array] = step.loss(params, buffers, batch)[0]
         return sums
     state = step.init(params, buffers)
     state = replace(state, opt_state=step.forced(state.opt_state, *gradients))
-    losses: dict[str, jax.Array] = step(state, MicroBatches(None, batch))[2]["local_loss"]
-    return losses
+    stages = step(state, MicroBatches(None, batch))[2]
+    return {**stages["local_loss"], **side.to_torch(stages["params"], library=jnp)}
 
 
 def read(loss: Callable[..., Any], arguments: Sequence[Any]) -> Operations:

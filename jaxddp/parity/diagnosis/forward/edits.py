@@ -121,6 +121,9 @@ def arguments_of(call: Call) -> Iterator[tuple[str, Any, Replace]]:
     for name, default in parameters.items():
         if name in call.kwargs or (name not in names[: len(call.args)] and isinstance(default, int | float | str)):
             yield name, call.kwargs.get(name, default), partial(_by_name, name)
+    for name, value in call.kwargs.items():
+        if name not in parameters:
+            yield name, value, partial(_by_name, name)
 
 
 def _at_position(position: int, call: Call, value: Any) -> Call:

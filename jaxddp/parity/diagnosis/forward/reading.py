@@ -16,8 +16,10 @@ from jaxddp.parity.diagnosis.forward.several_calls import (
     chains_left_out,
     gradients_let_through,
     inputs_moved,
+    is_update,
     numbers_together,
     shared_constants,
+    updates_too_late,
 )
 from jaxddp.parity.diagnosis.forward.sites import patches_of
 from jaxddp.parity.operations import (
@@ -146,6 +148,7 @@ def candidates(
         changes += [(calls[k], x) for k in here for x in numbers_together(calls[k], parted.numbers[:MOST_PLAIN])]
         changes += edits_of_connections(calls, [*here, *again], parted.primitives, names)
         changes += chains_left_out(calls, parted.of_torch, names)
+        changes = [(call, change) for call, change in changes if not is_update(call)] + [*updates_too_late(calls)]
         moved = [*patches_of(inputs_moved(calls, inputs))]
     else:
         changes = [(call, change) for call in calls for change in edits_of_gradients(call, names)]

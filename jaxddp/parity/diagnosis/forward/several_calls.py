@@ -33,7 +33,7 @@ def chains_left_out(
         call = calls[index]
         for kept, x in enumerate(call.args):
             maker = makers.get(id(x))
-            if maker is None or not isinstance(call.result, Tensor) or x.shape != call.result.shape:
+            if maker is None or maker >= index or not isinstance(call.result, Tensor) or x.shape != call.result.shape:
                 continue
             words = (" by ".join([call.name, *_others(call, kept, names)]), *said)
             if maker in inside and len(words) < LONGEST:
@@ -220,3 +220,19 @@ def _before(calls: Sequence[Call], last: int, begin: int, makers: Mapping[int, i
 def _with_gradient(call: Call, proceed: Proceed, value: float, /) -> object:
     with torch.enable_grad():
         return proceed(call)
+
+
+def updates_too_late(calls: Sequence[Call]) -> Iterator[tuple[Call, Change]]:
+    """Yield optimizers whose update comes only after what a step computes from the new weights.
+
+    A replay copies the new weights to where the optimizer would have made them.
+    """
+    for call in calls:
+        if is_update(call) and call.line is not None:
+            what = f"weights from before {call.line.text} are used, and not those after it"
+            yield call, Change("call_moved", what, lambda call, proceed, value, /: call.args[0], tier=3)
+
+
+def is_update(call: Call) -> bool:
+    """Return whether a call stands for an optimizer, whose new weights it copies."""
+    return call.name == "copy_" and isinstance(call.args[0], torch.nn.Parameter)
