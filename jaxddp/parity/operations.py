@@ -53,6 +53,16 @@ def calling_lines() -> Iterator[tuple[str, int]]:
         frame = frame.f_back
 
 
+def library_function() -> str:
+    """Return the name of the library's function that the innermost user's line calls; "" if it is a private one."""
+    frame: FrameType | None = sys._getframe(1)
+    name = ""
+    while frame is not None and not is_of_user(frame.f_code.co_filename):
+        name = frame.f_code.co_name
+        frame = frame.f_back
+    return "" if name.startswith(("_", "<")) else name
+
+
 def is_of_user(path: str) -> bool:
     """Return whether a file is a user's.
 

@@ -86,8 +86,9 @@ def test_other_right_ports_are_equal_too(changes: list[Change], checked: Checked
         (MODULES, [APART], "gradients", "critic.fc2.weight", ("no_sync",)),
         (MODULES, [("optax.adam(1e-2)", "optax.adam(1e-2, eps=1e-6)")], "update", "actor.fc1.weight", ("eps_value",)),
         (TREES, [("momentum=0.9)}", "momentum=0.9, nesterov=True)}")], "update", "critic.fc2.weight", ("nesterov",)),
+        (MODULES, [("RATE = 0.1", "RATE = 0.02")], "update", "critic_target.fc1.weight", ("number",)),
     ],
-    ids=["model", "loss", "sum", "no mean", "eps", "nesterov"],
+    ids=["model", "loss", "sum", "no mean", "eps", "nesterov", "rate of an average"],
 )
 def test_a_fault_is_named(
     form: str, changes: list[Change], stage: str, tensor: str, names: tuple[str, ...], checked: Checked
@@ -103,11 +104,10 @@ def test_a_fault_is_named(
 @pytest.mark.parametrize(
     ("changes", "stage", "tensor", "detail"),
     [
-        ([("RATE = 0.1", "RATE = 0.02")], "update", "critic_target", "no optimizer of torch holds it"),
         ([("    wanted = batch", "    wanted = 1e-3 + batch")], "local_loss", "critic", ""),
         ([MEAN_OF_LOSSES], "local_loss", "actor", "it is the mean over the replicas; return each replica's own loss"),
     ],
-    ids=["rate", "target", "mean of losses"],
+    ids=["target", "mean of losses"],
 )
 def test_what_has_no_name_is_located(
     changes: list[Change], stage: str, tensor: str, detail: str, checked: Checked

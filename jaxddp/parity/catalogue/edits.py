@@ -9,6 +9,7 @@ EDITS: dict[str, Fault] = {
     "other_function": Fault("a call is made of another function", "call the function that the reference calls"),
     "other_index": Fault("other elements are taken", "take the elements that the reference takes"),
     "call_left_out": Fault("a call of the reference is left out", "make the call, as the reference does"),
+    "calls_left_out": Fault("calls of the reference are left out", "make the calls, as the reference does"),
     "call_added": Fault("the port makes a call that the reference does not make", "leave the call out"),
     "call_moved": Fault("a call is made at another place", "make the call where the reference makes it"),
     "operand_left_out": Fault("an operand is left out", "use all operands, as the reference does"),

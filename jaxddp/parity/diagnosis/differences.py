@@ -18,10 +18,12 @@ from jaxddp.parity.diagnosis.forward.rank_job import ForwardDiagnosis
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.multi_loss import (
+    NO_OPTIMIZER,
     differing_losses,
     differing_updates,
     explain_gradients,
     explain_loss,
+    explain_moved,
     located_gradients,
 )
 from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_one_of, explain_update
@@ -123,10 +125,14 @@ def _of_multi_loss(evidence: Evidence, searches: InterruptibleSearches) -> Itera
         follow = follow or found is not None
         if found is not None:
             yield from _differences(evidence, "local_loss", *found)
-    updates = [
-        (located, None if number is None else searches.run(partial(explain_one_of, evidence, number)))
-        for located, number in differing_updates(evidence)
-    ]
+    updates: list[tuple[Located, Ruling | None]] = []
+    for located, number in differing_updates(evidence):
+        if number is not None:
+            updates.append((located, searches.run(partial(explain_one_of, evidence, number))))
+        else:
+            alone = located.detail == NO_OPTIMIZER
+            ruling = explain_moved(evidence, located, search, read) if alone else None
+            updates.append((replace(located, detail="") if ruling and ruling.named else located, ruling))
     if "gradients" in first and not follow:
         ruling = explain_gradients(evidence)
         if ruling.named or not updates:  # else a loss after a wrong update may explain them

@@ -1,6 +1,6 @@
 """Causes of differences between a `torch_step` and its twin, which show their losses and their optimizers' inputs."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -93,6 +93,37 @@ def differing_updates(evidence: Evidence) -> Iterator[tuple[Located, int | None]
         moved = evidence.judgement.residuals["update"][0].keys() - set().union(*of_optimizers.values())
         if (located := _first(evidence, moved)) is not None:
             yield replace(located, detail=NO_OPTIMIZER), None
+
+
+def explain_moved(evidence: Evidence, located: Located, search: Search, read: Read) -> Ruling | None:
+    """Explain updates that a step makes without an optimizer, as of a moving average; None: without a search.
+
+    Args:
+        evidence, search, read: see `explain_loss`.
+        located: where such an update first differs.
+    """
+    replicas, step = evidence.case.world_size, located.step - 1
+    same = evidence.judgement.same_examples
+    steps = tuple(number for number, ranks in enumerate(same) if len(ranks) == replicas)
+    groups = evidence.torch[0].notes["groups"]
+    held = {name for group in groups for name in group["names"]}
+    shapes, updates = evidence.judgement.shapes, evidence.torch[step]["update"]
+    names = [name for name, x in updates.items() if name not in held and x.shape == shapes[name] and x.any()]
+    if evidence.is_large or step not in steps or located.tensor not in names:
+        return None
+    names.sort(key=lambda name: name != located.tensor)
+    paths = evidence.start, evidence.torch_folder, evidence.jax_folder
+    everyone, reading = tuple(range(replicas)), read(located.tensor, step, 0)
+    job = ForwardDiagnosis(evidence.case.torch_source, True, False, steps, *paths, replicas, everyone)
+    found = search(replace(job, reading=reading, moved=tuple(names)))
+    return None if found is None or found[0] is None else _of_tensors(found[0], names)
+
+
+def _of_tensors(ruling: Ruling, names: Sequence[str]) -> Ruling:
+    """Add to the words of causes which tensors they are about."""
+    first = names[0].partition(".")[0]
+    where = f" in the update of {first}.*" if len(names) > 1 else f" in the update of {names[0]}"
+    return replace(ruling, named=tuple(replace(one, says=f"{one.says}{where}") for one in ruling.named))
 
 
 def _first(evidence: Evidence, names: Collection[str]) -> Located | None:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
@@ -20,6 +21,7 @@ from jaxddp.parity.case_interface import AnyCase, Trajectory, micro_batches_of
 from jaxddp.parity.jax_side.compiled_step import side_of
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
 from jaxddp.parity.jax_side.recorded_runs import given_gradients
+from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.operations import Moments, Operation, Operations, SourceLine, line_of_user, moments
 from jaxddp.parity.processes import Tell
@@ -39,7 +41,7 @@ class ReadEquations:
         start: initial weights of the reference.
         reference: folder of the reference's records.
         step, rank: step (from 0) and rank whose first micro-batch is the input.
-        loss: the loss of a `MultiLossStep` that is read.
+        loss: the loss of a `MultiLossStep` that is read, or the parameter, by torch's name, whose next value is.
     """
 
     case: AnyCase
@@ -63,19 +65,21 @@ class ReadEquations:
                 arguments = *arguments, given_gradients(reference, self.step, side)
             # A loss that cannot be traced for a single replica, or has no equations of its own, is explained without.
             with side.lifting(), contextlib.suppress(Exception):
-                return read(lambda *values: _loss(step, *values)[self.loss], arguments)
+                return read(lambda *values: _results(side, step, *values)[self.loss], arguments)
         return ()
 
 
-def _loss(step: Any, params: Params, buffers: Buffers, batch: Batch, *gradients: Params) -> dict[str, jax.Array]:
-    """Return a step's losses by name; a `MultiLossStep` takes the first step, with these gradients."""
+def _results(
+    side: JaxSide, step: Any, params: Params, buffers: Buffers, batch: Batch, *gradients: Params
+) -> dict[str, jax.Array]:
+    """Return a step's losses by name; also the new parameters of a `MultiLossStep`, in a first step with gradients."""
     if not isinstance(step, MultiLossStep):
         sums: dict[str, jax.Array] = step.loss(params, buffers, batch)[0]
         return sums
     state = step.init(params, buffers)
     state = replace(state, opt_state=step.forced(state.opt_state, *gradients))
-    losses: dict[str, jax.Array] = step(state, MicroBatches(None, batch))[2]["local_loss"]
-    return losses
+    stages = step(state, MicroBatches(None, batch))[2]
+    return {**stages["local_loss"], **side.to_torch(stages["params"], library=jnp)}
 
 
 def read(loss: Callable[..., Any], arguments: Sequence[Any]) -> Operations:
@@ -165,6 +169,8 @@ class Reader:
         results = tuple(self._compute(program, equation, [x.array for x in given], line))
         if name in PLUMBING and given[0].number is not None:  # it stays a number
             return [Value(x, given[0].maker, given[0].number) for x in results]
+        if (number := _folded(program, equation, given)) is not None:
+            return [Value(results[0], number=number)]
         self._made.append(_Made(name, tuple(given), line, results))
         return [Value(x, len(self._made) - 1) for x in results]
 
@@ -185,6 +191,17 @@ class Reader:
             self._made.append(_Made("stack", tuple(of_all), line, (array,)))
             stacked.append(Value(array, len(self._made) - 1))
         return [*carry, *stacked]
+
+
+def _folded(program: Jaxpr, equation: JaxprEqn, given: Sequence[Value]) -> float | None:
+    """Return the scalar that an equation makes of stated numbers alone; None: it makes another thing."""
+    numbers, avals = [x.number for x in given], [x.aval for x in (*equation.invars, *equation.outvars)]
+    dtypes: Any = [of.dtype for of in avals if isinstance(of, ShapedArray) and not of.shape]
+    if not numbers or None in numbers or len(dtypes) != len(numbers) + 1:
+        return None
+    with jax.ensure_compile_time_eval():
+        arrays = [jnp.asarray(x, dtype) for x, dtype in zip(numbers, dtypes, strict=False)]
+        return _number(evaluated(program, equation, arrays)[0])
 
 
 PLUMBING = ("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy", "pvary")

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from jaxddp.parity.diagnosis.forward.calls import OF, Call, Gather, Patch, Proceed, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.composites import ATTENTION, cells_of, opened_attention, run_recurrent
-from jaxddp.parity.operations import calling_lines, line_of_user, moments
+from jaxddp.parity.operations import calling_lines, library_function, line_of_user, moments
 
 
 class CallTrace(TorchFunctionMode):
@@ -121,7 +121,8 @@ class CallTrace(TorchFunctionMode):
         real = (x for x in tensors_in(result) if self._reads and not x.is_complex())
         results = tuple(moments(x.detach().numpy()) for x in real)
         line = line_of_user(calling_lines()) if self._reads else None
-        call = replace(call, module=module, result=result, line=line, results=results)
+        caller = library_function() if self._reads else ""
+        call = replace(call, module=module, result=result, line=line, results=results, caller=caller)
         if call.args and id(call.args[0]) in self._makers:
             self._makers[id(call.args[0])].into.append(call)
         self.recorded.append(call)  # keeps the result alive, so that no other object gets its id

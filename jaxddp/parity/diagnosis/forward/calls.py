@@ -39,6 +39,7 @@ class Call:
         line: the user's line that makes the call, if it was recorded; None: unknown.
         results: moments of the tensors that it returned, if it was recorded.
         within: the call of which it is an inner call; None: it is of the user's program.
+        caller: library's function that the user's line calls, if that makes this call.
     """
 
     site: Site
@@ -54,6 +55,7 @@ class Call:
     line: SourceLine | None = None
     results: tuple[Moments, ...] = ()
     within: Site | None = None
+    caller: str = ""
 
     @property
     def name(self) -> str:
@@ -190,6 +192,11 @@ class Patch(Item):
     def tier(self) -> int:
         """Rank among explanations that do the same."""
         return self.change.tier - self.given
+
+    @property
+    def plausible(self) -> bool:
+        """Return whether a programmer has written the value, or may have; a factor of 0 is another fault."""
+        return self.given or (super().plausible and not (self.value == 0 and self.change.what.endswith(" times")))
 
     @property
     def start(self) -> float:

@@ -18,6 +18,7 @@ from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed,
 from jaxddp.parity.diagnosis.forward.index_edits import edits_of_indices
 from jaxddp.parity.diagnosis.forward.signatures import parameters_of
 
+ORDERS = {"p": (1.0, 2.0, math.inf), "ord": (1.0, 2.0, math.inf)}  # of a norm
 Replace = Callable[[Call, Any], Call]  # returns the call with another value
 Family = Sequence[tuple[str, Callable[..., Any]]]  # functions that take the same arguments, with their names
 AXES = ("dim", "dims", "axis", "dim0", "dim1")
@@ -79,6 +80,25 @@ PAIRS: Family = (
     *(("maximum", torch.maximum), ("minimum", torch.minimum)),
     ("sub with its operands swapped", lambda x, y: y - x),
 )
+# A number in place of the second operand, and the other way to use it.
+BY_NUMBER: dict[str, tuple[str, Callable[..., Any]]] = {
+    **{"mul": ("div", torch.div), "div": ("mul", torch.mul), "true_divide": ("mul", torch.mul)},
+    **{"add": ("sub", torch.sub), "sub": ("add", torch.add)},
+}
+
+
+def _of_roots(start: float, end: float, steps: int, **options: Any) -> Tensor:
+    return torch.linspace(start**0.5, end**0.5, steps, **options) ** 2
+
+
+def _of_logarithms(start: float, end: float, steps: int, **options: Any) -> Tensor:
+    return torch.exp(torch.linspace(math.log(start), math.log(end), steps, **options))
+
+
+SPACES: Family = (
+    *(("linspace", torch.linspace), ("squares of equally spaced roots", _of_roots)),
+    ("exponentials of equally spaced logarithms", _of_logarithms),
+)
 COMPARISONS: Family = (
     *(("gt", torch.gt), ("ge", torch.ge), ("lt", torch.lt), ("le", torch.le), ("eq", torch.eq), ("ne", torch.ne)),
 )
@@ -111,6 +131,9 @@ def arguments_of(call: Call) -> Iterator[tuple[str, Any, Replace]]:
     for name, default in parameters.items():
         if name in call.kwargs or (name not in names[: len(call.args)] and isinstance(default, int | float | str)):
             yield name, call.kwargs.get(name, default), partial(_by_name, name)
+    for name, value in call.kwargs.items():
+        if name not in parameters:
+            yield name, value, partial(_by_name, name)
 
 
 def _at_position(position: int, call: Call, value: Any) -> Call:
@@ -124,18 +147,24 @@ def _by_name(name: str, call: Call, value: Any) -> Call:
 def numbers_of(call: Call) -> Iterator[float]:
     """Yield the numbers that a call is given."""
     for name, value, _ in arguments_of(call):
-        if _is_number(value) and name not in NOT_TRIED:
+        if is_number(value) and name not in NOT_TRIED:
             yield float(value)
 
 
 def numbers(call: Call, of: str) -> Iterator[Change]:
     """Yield another number in place of each number: any for a float, a neighbour for an integer that counts."""
     for name, value, but in arguments_of(call):
-        if not _is_number(value) or name in NOT_TRIED:
+        if not is_number(value) or name in NOT_TRIED:
             continue
         template = OPERANDS.get(call.name, f"{call.words}'s {name}")
+        template += f" within {call.caller}" if call.caller not in ("", call.name) else ""
         what, group = template.format(of), template.format("a tensor")
-        if isinstance(value, float) or call.name in OPERANDS or name == "value":
+        if name in ORDERS and "dropout" not in call.name:
+            for other in ORDERS[name]:
+                if other != value:
+                    says = f"{call.words}'s {name} {other:g} instead of {value:g}"
+                    yield Change("number", says, _with(but, other), tier=2)
+        elif isinstance(value, float) or call.name in OPERANDS or name == "value":
             start = 2.0 * value if value and math.isfinite(value) else 1.0
             fitted = _with(but)
             yield Change("number", what, fitted, float(value), start, least=-float("inf"), group=group, tier=2)
@@ -147,7 +176,8 @@ def numbers(call: Call, of: str) -> Iterator[Change]:
                 yield Change("number", says, _with(but, other), tier=2)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -236,11 +266,16 @@ def other_functions(call: Call, of: str) -> Iterator[Change]:
         dims = [(name, function) for name, function in POOLS if name[-2:] == call.name[-2:]]
         options = {name: call.get(name) for name in SHARED if call.get(name) is not None}
         yield from _others(call, dims, lambda call: ((call.args[0],), options))
-    for family in (REDUCTIONS, ALONG, LOSSES, COMPARISONS):
+    for family in (REDUCTIONS, ALONG, LOSSES, COMPARISONS, SPACES):
         if call.name in [name for name, _ in family] and call.args:
             yield from _others(call, family, lambda call: (call.args, call.kwargs), f" of {of}")
     if call.name.rstrip("_") in [name for name, _ in PAIRS] and len(_tensors(call)) == 2:
         yield from _others(call, PAIRS, lambda call: (tuple(_tensors(call)), {}))
+    if call.name in BY_NUMBER and len(call.args) == 2 and is_number(call.args[1]) and not call.kwargs:
+        other, function = BY_NUMBER[call.name]
+        what = f"{other} by {call.args[1]:.10g} instead of {call.name}"
+        # Both sides have this number, which says more than a number that one of them would have made of it.
+        yield Change("other_function", what, lambda call, proceed, value, /: function(*call.args), tier=1)
 
 
 def families_of(call: Call) -> Iterator[Family]:

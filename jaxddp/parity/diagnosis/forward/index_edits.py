@@ -1,4 +1,4 @@
-"""Edits of which elements a call takes: another index, a slice moved, counting from another number, other rows."""
+"""Edits of which elements a call takes: another index or its neighbours, a slice moved, other rows, no elements."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Patch, P
 
 # Function -> place of the indices among its arguments.
 TABLES = {"embedding": 0, "index_select": 2, "gather": 2}
+NEIGHBOURS = ("at the ends the end itself", "at an end the other end")
 ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "row 0 for every index": torch.zeros_like,
     "the row behind that of each index": lambda index: index + 1,
@@ -26,12 +27,21 @@ def edits_of_indices(call: Call) -> Iterator[Change]:
 
 
 def _indices(call: Call) -> Iterator[Change]:
-    """Yield another index in place of an integer, and a slice moved by one."""
+    """Yield another index in place of an integer, its values as 0, a slice moved by one, neighbours of elements."""
     if call.name != "__getitem__":
         return
     source, index = call.args
     whole = index if isinstance(index, tuple) else (index,)
     for position, (part, size) in enumerate(zip(whole, source.shape, strict=False)):
+        if isinstance(part, Tensor) and not part.is_floating_point() and part.dtype != torch.bool:
+            for by, ends in itertools.product((-1, 1), NEIGHBOURS):
+                what = f"the index {'before' if by < 0 else 'after'}, {ends}, instead of the index"
+                yield Change("other_index", what, _neighbouring(position, by, ends), tier=3)
+            continue
+        if isinstance(part, int) and not isinstance(part, bool):
+            last = ", the last," if part % size == size - 1 else ""
+            what = f"values at index {part}{last} of axis {position} count as 0: they are left out"
+            yield Change("other_index", what, _zeros, tier=2)
         others: list[Any] = []
         if isinstance(part, int) and not isinstance(part, bool):
             others = [i for i in dict.fromkeys((0, size - 1, part % size + 1, part % size - 1)) if i != part % size]
@@ -42,6 +52,24 @@ def _indices(call: Call) -> Iterator[Change]:
             changed = (*whole[:position], other, *whole[position + 1 :])
             what = f"index {_in_words(other)} instead of {_in_words(part)}"
             yield Change("other_index", what, _given(1, partial(_changed, changed)), tier=3)
+
+
+def _neighbouring(position: int, by: int, ends: str) -> Answer:
+    """Return an answer that takes neighbours of the elements at a tensor of indices."""
+
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        index = call.args[1]
+        whole = index if isinstance(index, tuple) else (index,)
+        size = call.args[0].shape[position]
+        other = whole[position] + by
+        other = other.clamp(0, size - 1) if ends == NEIGHBOURS[0] else other % size
+        return proceed(call.but_at(1, (*whole[:position], other, *whole[position + 1 :])))
+
+    return answer
+
+
+def _zeros(call: Call, proceed: Proceed, value: float, /) -> Any:
+    return torch.zeros_like(proceed(call))
 
 
 def _changed(other: Any, index: Any) -> Any:

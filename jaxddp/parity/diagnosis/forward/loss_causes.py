@@ -85,7 +85,7 @@ def search_model(
         The ruling; nothing is named and there is no runner-up if nothing differs. And the named faults
         with their values, to be planted in further replays.
     """
-    subject = LossAndGradients(evidence)
+    subject = MovedWeights(evidence) if evidence.moved else LossAndGradients(evidence)
     step = _first_that_differs(subject, floor)
     if step is None:
         return Ruling((), None), ()
@@ -102,10 +102,10 @@ def search_model(
         return known()
     ruling, named = known(pairs=False)
     patches = [item for item in items if isinstance(item, Patch) and item.sites]
-    read = evidence.reading
-    names = {id(x): name for name, x in evidence.steps[read.step].micro_batches[read.rank][0].items()}
-    names |= {id(parameter): name for name, parameter in evidence.module.named_parameters()}
-    search = ReadingSearch(subject, evidence.reading, patches, names, floor)
+    names = {id(parameter): name for name, parameter in evidence.module.named_parameters()}
+    batch = evidence.steps[evidence.reading.step].micro_batches[evidence.reading.rank][0]
+    inputs = {id(x): name for name, x in batch.items()}
+    search = ReadingSearch(subject, evidence.reading, patches, names, inputs, floor)
     if not ruling.named:
         ruling, named = search.find() or known()
     return replace(ruling, lines=search.lines(named)), named
@@ -181,3 +181,25 @@ class LossAndGradients:
         micro_batches = len(self._evidence.steps[step].micro_batches[rank])
         facts = self._evidence.loss_normalization, len(self.ranks), micro_batches, self._evidence.sizes
         return [*combinations(*facts), STALE, *patches]
+
+
+class MovedWeights(LossAndGradients):
+    """Updates that a step makes without an optimizer, in place of gradients."""
+
+    def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
+        """Return the updates with faults planted."""
+        before, patches = self._evidence.steps[step].state, [item for item in items if isinstance(item, Patch)]
+        after = [result.buffers for result in self._replay.run(step, self._compared(ranks), patches)]
+        updates = {name: np.stack([of_rank[name] - before[name] for of_rank in after]) for name in self._evidence.moved}
+        return {"local_gradients": updates}
+
+    def calls(self, step: int, rank: int, patches: Sequence[Patch] = (), reads: bool = False) -> list[Call]:
+        """Return the calls of a step; that which makes the first of the parameters is the last."""
+        calls = super().calls(step, rank, patches, reads)
+        moved = self._evidence.module.get_parameter(self._evidence.moved[0])
+        last = max(k for k, call in enumerate(calls) if call.result is moved)
+        return [*calls[:last], *calls[last + 1 :], calls[last]]
+
+    def items(self, step: int, rank: int, calls: Sequence[Call]) -> list[Item]:
+        """Return no faults of the catalogue, which are those of losses."""
+        return []

@@ -27,7 +27,7 @@ class LossOfStep:
 
     Args:
         step: the port's step.
-        name: name of the loss.
+        name: name of the loss; "": the weights after the step count, and the loss is 0.
         batches: `[step][rank][micro-batch]`.
         after: step -> JAX's parameters after it, under torch's names; may lack some.
     """
@@ -52,7 +52,7 @@ class LossOfStep:
             optimizer.step = partial(_leave, optimizer, names, values)  # type: ignore[assignment, method-assign]
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a scheduler warns if it does not see the optimizer's step
-            loss = torch.as_tensor(self._step.losses(model, made, batch)[self._name]).detach()
+            loss = torch.as_tensor({"": 0.0, **self._step.losses(model, made, batch)}[self._name]).detach()
         if loss.isnan() and not values.keys() >= {*names.values()}:
             raise UnknownWeights
         return {"loss": loss, "count": torch.tensor(1.0)}

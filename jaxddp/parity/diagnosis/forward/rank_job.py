@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from jaxddp.parity.case_interface import Trajectory
@@ -24,7 +25,7 @@ from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of
 from jaxddp.parity.processes import Tell, free_at_once
-from jaxddp.parity.records import COUNTER, Lazy, Records, Tensors, is_large_model, of_loss
+from jaxddp.parity.records import COUNTER, Lazy, Records, StoredRecord, Tensors, is_large_model, of_loss
 from jaxddp.parity.torch_side.rank import batch_sizes, rank_folder
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
 from torch_ref.distributed import World
@@ -48,6 +49,7 @@ class ForwardDiagnosis:
         compared: replicas that were given the same examples in all of these steps.
         between, thrifty: see `ModelEvidence`.
         loss: the loss of a `torch_step` to explain; "" if the port has one loss.
+        moved: parameters whose updates are explained in place of the loss, see `ModelEvidence`.
         reading: the port's program; its step is counted from 0; None: it was not read.
         world_size: number of ranks that run the job.
     """
@@ -65,6 +67,7 @@ class ForwardDiagnosis:
     thrifty: bool = False
     loss: str = ""
     reading: Reading | None = None
+    moved: tuple[str, ...] = ()
     world_size: int = 1
 
     def run(self, world: World, tell: Tell) -> tuple[Ruling | None, Ruling | None]:
@@ -99,9 +102,10 @@ class ForwardDiagnosis:
             self.thrifty,
             rates_of(self.source.draws) if isinstance(self.source, DrawnSource) else (),
             searching,
-            changes_weights=bool(self.loss),
+            changes_weights=side.torch_step is not None,
             sizes=batch_sizes(steps[0].micro_batches[0], self.replicas),
             reading=self.reading and replace(self.reading, step=self.steps.index(self.reading.step)),
+            moved=self.moved,
         )
         try:
             if self.loss and not differs(evidence):
@@ -137,6 +141,13 @@ def _loss_fn(job: ForwardDiagnosis, side: TorchSide, steps: Sequence[ModelStep])
     return LossOfStep(side.torch_step, job.loss, [of_step.micro_batches for of_step in steps], after)
 
 
+def _explained(job: ForwardDiagnosis, record: StoredRecord) -> Tensors:
+    """Return JAX's local gradients, or the updates that are explained in their place."""
+    if job.moved:
+        return {name: np.stack([record["update"][name]] * job.replicas) for name in job.moved}
+    return {} if job.loss else of_loss(record, "local_gradients")
+
+
 def _steps(job: ForwardDiagnosis, side: TorchSide) -> Sequence[ModelStep]:
     """Return the steps, each read from disk when it is asked for."""
     torch, jax = Records([rank_folder(job.torch_folder, 0)]), Records([job.jax_folder])
@@ -157,8 +168,8 @@ def _steps(job: ForwardDiagnosis, side: TorchSide) -> Sequence[ModelStep]:
             state(step),
             state(step - 1) if step else None,
             batches[step],
-            of_loss(record, "local_loss")[job.loss or "loss"],
-            {} if job.loss else of_loss(record, "local_gradients"),
+            np.zeros(0) if job.moved else of_loss(record, "local_loss")[job.loss or "loss"],
+            _explained(job, record),
             {name: x for name, x in record["buffers"].items() if not name.endswith(COUNTER)},
             spread,
         )

@@ -1,40 +1,14 @@
-"""Read both programs of a loss: the calls that part from the port's equations, and edits of these calls."""
+"""Read both programs of a loss, torch's calls and the port's equations: where they part, and their lines."""
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+from jaxddp.parity.diagnosis.forward.calls import Call, tensors_in
+from jaxddp.parity.diagnosis.forward.edits import numbers_of
+from jaxddp.parity.operations import Lines, Operation, Operations, Results, SourceLine, differing, origins, readings
 
-from jaxddp.parity.diagnosis.forward.calls import Call, Patch, Site, tensors_in
-from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments, numbers_of
-from jaxddp.parity.diagnosis.forward.fit import IMPOSSIBLE
-from jaxddp.parity.diagnosis.forward.index_edits import shifts
-from jaxddp.parity.diagnosis.forward.rewiring import edits_of_connections, edits_of_gradients
-from jaxddp.parity.diagnosis.forward.sites import patches_of
-from jaxddp.parity.diagnosis.forward.substitutes import shared_factors, substitutes
-from jaxddp.parity.operations import (
-    Lines,
-    Operation,
-    Operations,
-    Results,
-    SourceLine,
-    differing,
-    moments,
-    origins,
-    readings,
-)
-
-MOVERS = (
-    *("reshape", "view", "flatten", "unflatten", "permute", "transpose", "movedim", "swapaxes", "t", "flip", "roll"),
-    *("__getitem__", "chunk", "split", "unbind", "cat", "stack", "squeeze", "unsqueeze", "expand", "repeat", "gather"),
-    *("__get__", "contiguous", "sort", "index_select", "unfold", "narrow", "select"),
-)
-LEFT_OUT = ("call_left_out", "operand_left_out", "call_moved")  # edits after which a call returns an input
 NO_TRACE = (0.0, 1.0)  # numbers of a port that may leave no trace in its program: x + 0, 1 * x
 MOST_NUMBERS = 24  # of the port that are tried in a place
 
@@ -109,76 +83,19 @@ class Parting:
 
     @property
     def primitives(self) -> frozenset[str]:
-        """Primitives of the port's operations here."""
-        return frozenset(self.jax[index].name for index in self.of_jax)
+        """Primitives of the port's operations here, and of those before them that only change an order."""
+        before, waiting = set(self.of_jax), [*self.of_jax]
+        while waiting:
+            more = set(self.jax[waiting.pop()].inputs) - before
+            before |= more
+            waiting += more
+        orders = {self.jax[index].name for index in before}.intersection(("rev", "sort"))
+        return frozenset(orders | {self.jax[index].name for index in self.of_jax})
 
 
 def parting(torch: Operations, jax: Operations) -> Parting:
     """Return where two programs part."""
     return Parting(torch, jax, tuple(differing(torch, jax)), tuple(differing(jax, torch)))
-
-
-def candidates(
-    calls: Sequence[Call], parted: Parting, names: Mapping[int, str], known: Sequence[Patch]
-) -> tuple[list[Patch], list[Patch]]:
-    """Return edits of the calls where the programs part, in the order of the calls.
-
-    Where the losses are equal, the gradients part, and the edits are those of gradients.
-
-    Args:
-        calls: the calls of the loss, recorded with their moments.
-        parted: where they part.
-        names: id of a parameter -> its name.
-        known: faults of the catalogue.
-
-    Returns:
-        Edits after which a call returns what the port computes somewhere, and all others.
-    """
-    names = _in_words(calls, names)
-    firsts = _first_of_sites(calls, _with_movers(calls, parted) if parted.of_torch else range(len(calls)))
-    place, here = _first_of_sites(calls, range(len(calls))) | firsts, [*firsts.values()]
-    listed = [one for one in known if place.keys() >= one.sites]
-    numbers: list[float] = []
-    sure: list[Patch] = []
-    if parted.of_torch:
-        changes = [(calls[index], change) for index in here for change in edits_of_arguments(calls[index], names)]
-        changes += edits_of_connections(calls, here, parted.primitives, names)
-        numbers = parted.likely_numbers
-        listed += patches_of(changes)
-        valued = [one for one in listed if one.change.fault == "number"]
-        sure = [*_if_given(calls, parted, here, names, numbers), *_with_numbers(valued, parted.all_numbers)]
-    else:
-        listed += patches_of((calls[k], change) for k in here for change in edits_of_gradients(calls[k], names))
-    trial = CallTrial(calls, parted, place)
-    fitting: list[Patch] = []
-    others: list[Patch] = []
-    for patch in _with_numbers(listed, numbers):
-        (fitting if trial.fits(patch) else others).append(patch)
-    fitting += [patch for patch in sure if trial.gives(patch)]
-    for patches in (fitting, others):
-        patches.sort(key=lambda patch: (min(map(place.__getitem__, patch.sites)), patch.tier))
-    return fitting, others
-
-
-def _if_given(
-    calls: Sequence[Call], parted: Parting, here: Sequence[int], names: Mapping[int, str], numbers: Sequence[float]
-) -> Iterator[Patch]:
-    """Yield edits that are tried only if a call then gives what the port computes: there are many of them."""
-    # What both compute before the programs part; the port goes on with it in another way.
-    before = {k for index in origins(parted.torch, here) for k in parted.torch[index].inputs}.difference(here)
-    changes = [(calls[index], change) for index in before for change in edits_of_arguments(calls[index], names)]
-    changes += [(calls[index], change) for index in here for change in substitutes(calls, index, names)]
-    yield from _with_numbers(patches_of(changes), numbers)
-    yield from shifts(calls, here, names)
-    yield from _with_numbers(shared_factors(calls, here, names), parted.all_numbers)
-
-
-def _with_numbers(patches: Iterable[Patch], numbers: Sequence[float]) -> Iterator[Patch]:
-    """Yield the patches, those with a value also with each of the port's numbers."""
-    for patch in patches:
-        if patch.change.reference is not None:
-            yield from (replace(patch, value=x, given=True) for x in numbers if x != patch.change.reference)
-        yield patch
 
 
 def lines_of(parted: Parting, index: int | None = None, number: float | None = None) -> Lines:
@@ -210,87 +127,3 @@ def _line_of_jax(parted: Parting, index: int | None, number: float | None) -> So
         return region[0].line
     twins = () if index is None else parted.jax
     return next((one.line for one in twins if one.line and Results((one,)).has(parted.torch[index or 0])), None)
-
-
-def _in_words(calls: Sequence[Call], names: Mapping[int, str]) -> dict[int, str]:
-    """Return what each tensor is: a parameter, or the result of a call."""
-    words = {id(x): f"the result of {call.words}" for call in calls for x in tensors_in(call.result)}
-    return words | dict(names)
-
-
-class CallTrial:
-    """Trials of an edit on the first call that it changes, without a replay of the loss.
-
-    Args:
-        calls: the calls of the loss, recorded with their moments.
-        parted: where the programs part.
-        place: site -> index of the call that is edited, the first of that site that parts.
-    """
-
-    def __init__(self, calls: Sequence[Call], parted: Parting, place: Mapping[Site, int]):
-        self._calls, self._place = calls, place
-        self._known = Results(tuple(parted.jax[index] for index in parted.of_jax))
-        inside = set(parted.of_torch)
-        self._origins = {calls[index].site for index in origins(parted.torch, inside)}
-        # A call left out returns an input; it fits if both sides compute that.
-        self._from_equal = {calls[k].site for k in inside if not inside.issuperset(parted.torch[k].inputs)}
-
-    def fits(self, patch: Patch) -> bool:
-        """Return whether the call, edited, returns what the port computes and the reference does not.
-
-        What a call returns that is left out, both compute; it fits if the programs part there, and so may any number of
-        such a call.
-        """
-        site = min(patch.sites, key=self._place.__getitem__)
-        change = patch.changes.get(site, patch.change)
-        if patch.reference is not None:  # its value is not known yet
-            return change.fault == "number" and site in self._origins
-        if change.fault in LEFT_OUT:
-            return site in self._from_equal or site in self._origins
-        return self.gives(patch)
-
-    def gives(self, patch: Patch) -> bool:
-        """Return whether the call, edited, returns what the port computes and the reference does not."""
-        if patch.reference is not None:
-            return False
-        site = min(patch.sites, key=self._place.__getitem__)
-        change, index = patch.changes.get(site, patch.change), self._place[site]
-        recorded = self._calls[index]
-        copies = tuple(x.clone() if isinstance(x, Tensor) else x for x in recorded.args)  # a call may work in place
-        call = replace(recorded, args=copies, earlier=partial(self._earlier, index))
-        try:
-            with torch.no_grad():
-                result = change.answer(call, Call.run, 0.0 if patch.value is None else patch.value)
-        except IMPOSSIBLE:
-            return False
-        if any(result is x for x in call.args):  # a fault of the catalogue that leaves the call out
-            return site in self._from_equal or site in self._origins
-        results = tuple(moments(x.detach().numpy()) for x in tensors_in(result))
-        return bool(results) and self._known.has(Operation(call.name, (), (), None, results))
-
-    def _earlier(self, index: int, site: Site) -> Any:
-        """Return the last result at a site before a call."""
-        return next((call.result for call in reversed(self._calls[:index]) if call.site == site), None)
-
-
-def _first_of_sites(calls: Sequence[Call], indices: Iterable[int]) -> dict[Site, int]:
-    """Return the first of some calls at each site: a call of a recurrent layer has one site at all time steps."""
-    firsts: dict[Site, int] = {}
-    for index in indices:
-        firsts.setdefault(calls[index].site, index)
-    return firsts
-
-
-def _with_movers(calls: Sequence[Call], parted: Parting) -> list[int]:
-    """Return the calls that part, those before them that only move values, which moments do not show, and the calls
-    of which these are inner calls.
-    """
-    found = set(parted.of_torch)
-    waiting = list(origins(parted.torch, found))
-    while waiting:
-        for index in parted.torch[waiting.pop()].inputs:
-            if index not in found and calls[index].name in MOVERS:
-                found.add(index)
-                waiting.append(index)
-    outer = {calls[index].within for index in found}
-    return sorted(found.union(index for index, call in enumerate(calls) if call.site in outer))

@@ -7,24 +7,16 @@ from typing import Any, Protocol
 
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.forward.calls import Call, Patch
+from jaxddp.parity.diagnosis.forward.candidates import LEFT_OUT, PLAIN, candidates
 from jaxddp.parity.diagnosis.forward.fault_search import find_faults
 from jaxddp.parity.diagnosis.forward.fit import IMPOSSIBLE, Item, Stages, Subject
-from jaxddp.parity.diagnosis.forward.reading import (
-    LEFT_OUT,
-    Parting,
-    Reading,
-    candidates,
-    lines_of,
-    parting,
-    program_of,
-)
+from jaxddp.parity.diagnosis.forward.reading import Parting, Reading, lines_of, parting, program_of
 from jaxddp.parity.operations import Lines
 
 BATCH = 96  # edits that are tried before it is asked whether one explains the difference
 PER_FAULT = 10  # replays for each edit
 FAULTS = 3  # most faults that are found one after the other
 OTHERS = 4 * BATCH  # most edits that are tried although no call, edited, returns what the port computes
-PLAIN = 3  # highest tier of an edit that is one of several: two that can stand for many would explain anything
 # Edits that can stand for many: where several of them do the same, none of them is likely to be what was written.
 LOOSE = frozenset({"factor", "other_operand", "call_added", "call_moved"})
 FIRSTS = 4  # edits that are followed when none explains the difference
@@ -80,6 +72,7 @@ class ReadingSearch:
         reading: the port's program.
         patches: faults of the catalogue.
         names: id of a parameter -> its name.
+        inputs: id of a tensor of the batch -> its name.
         floor: the largest residual that counts as rounding.
     """
 
@@ -87,6 +80,7 @@ class ReadingSearch:
     reading: Reading
     patches: Sequence[Patch]
     names: Mapping[int, str]
+    inputs: Mapping[int, str]
     floor: float
 
     def find(self) -> tuple[Ruling, tuple[Item, ...]] | None:
@@ -121,9 +115,10 @@ class ReadingSearch:
     def _place(self, known: tuple[Patch, ...]) -> "_Place":
         """Return where the programs part with some faults planted."""
         calls, parted = self._parted(known)
-        fitting, others = candidates(calls, parted, self.names, self.patches)
+        fitting, others = candidates(calls, parted, self.names, self.patches, self.inputs)
         begin = min(parted.of_torch, default=len(calls))
         apart = [x for x in fitting if not any(x.excludes(y) for y in known)]
+        # Two edits that can stand for many others would explain anything.
         return _Place(known, begin, [x for x in apart if x.tier <= PLAIN] if known else apart, others)
 
     def _following(self, place: "_Place") -> Iterator["_Place"]:

@@ -72,6 +72,8 @@ class ModelEvidence:
         changes_weights: the loss is that of a step, which changes the weights.
         sizes: sizes of the batch, in words, by which a sum differs from a mean.
         reading: the port's program; None: it was not read.
+        moved: parameters that a step changes without an optimizer, and whose updates are explained in place of the
+            loss; the programs end where they make the first of them.
     """
 
     module: nn.Module
@@ -87,6 +89,7 @@ class ModelEvidence:
     changes_weights: bool = False
     sizes: Mapping[int, str] = field(default_factory=dict)
     reading: Reading | None = None
+    moved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class MicroBatchResult:
 
 @dataclass(frozen=True)
 class ReplicaResult:
-    """Results of one replica's step: one per micro-batch, and the buffers after the step."""
+    """Results of one replica's step: one per micro-batch, and buffers and moved parameters after the step."""
 
     pieces: list[MicroBatchResult]
     buffers: dict[str, np.ndarray]
@@ -172,7 +175,8 @@ class Replay:
         for batch in self._evidence.steps[step].micro_batches[rank]:
             loss, count = _forward(module, self._evidence.loss_fn, batch, CallTrace(patches))
             pieces.append(MicroBatchResult(float(loss.detach()), count, _gradients(loss, module)))
-        return ReplicaResult(pieces, _buffers(module))
+        moved = {name: module.get_parameter(name).detach().clone().numpy() for name in self._evidence.moved}
+        return ReplicaResult(pieces, _buffers(module) | moved)
 
     def _side_by_side(self, step: int, patches: Sequence[Patch]) -> list[ReplicaResult]:
         """Run all replicas at once, each in a thread, so that each replica's tensors enter the others' losses.

@@ -37,6 +37,7 @@ ADDED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[str, ...]]] = {
     **{f"flip of axis {axis}": (partial(torch.flip, dims=(axis,)), ("rev",)) for axis in range(3)},
     **{f"sort along axis {axis}": (partial(_sorted, axis=axis), ("sort",)) for axis in range(3)},
 }
+ORDERED = [name for name, (_, parts) in ADDED.items() if parts in (("rev",), ("sort",))]  # of any dtype
 Operands = Sequence[tuple[int, str]]  # position and name of each operand of a call
 JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 ITSELF = ("__get__", "detach", "contiguous", "clone", "size", "dim", "to", "float", "double")
@@ -94,7 +95,9 @@ def _left_out(call: Call) -> Iterator[Change]:
     """Yield no call: its first argument instead of its result."""
     if _keeps_shape(call):
         by = "".join(f" by {x:.4g}" for x in call.args[1:2] if isinstance(x, int | float) and call.name in OPERANDS)
-        yield Change("call_left_out", f"no {call.words}{by}", lambda call, proceed, value, /: call.args[0], tier=3)
+        yield Change(
+            "call_left_out", f"{call.words}{by} left out", lambda call, proceed, value, /: call.args[0], tier=3
+        )
 
 
 def _only_one(call: Call, operands: Operands) -> Iterator[Change]:
@@ -193,12 +196,14 @@ def _added(call: Call, operands: Operands, primitives: Collection[str]) -> Itera
                     return proceed(call.but_at(position, function(call.args[position])))
 
                 yield Change("call_added", f"{added} of {name} before {call.words}", before, tier=4)
-        if _is_float(call.result):
+        is_index = isinstance(call.result, Tensor) and not _is_float(call.result)  # or labels
+        if _is_float(call.result) or (added in ORDERED and is_index and call.result.ndim):
 
             def after(call: Call, proceed: Proceed, value: float, /, function: Any = function) -> Any:
                 return function(proceed(call))
 
-            yield Change("call_added", f"{added} after {call.words}", after, tier=4)
+            fault, tier = ("other_order", 3) if is_index else ("call_added", 4)
+            yield Change(fault, f"{added} after {call.words}", after, tier=tier)
 
 
 def _moved(calls: Sequence[Call], index: int) -> Iterator[tuple[Call, Change]]:
@@ -235,7 +240,7 @@ def _elsewhere(
     call = calls[index]
     for position, name in operands:
         x = call.args[position]
-        if x.is_leaf:
+        if isinstance(x, torch.nn.Parameter):
             continue
         for earlier in calls[max(0, index - NEARBY) : index]:
             other = earlier.result

@@ -3,18 +3,23 @@
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
+from jax import numpy as jnp
 from torch import nn
 
 from jaxddp.parity.compare.judge import Located
 from jaxddp.parity.diagnosis import multi_loss
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.forward.calls import Change, Patch
+from jaxddp.parity.diagnosis.forward.loss_causes import search_model
 from jaxddp.parity.diagnosis.forward.one_loss import LossOfStep, UnknownWeights
 from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN
+from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
+from jaxddp.parity.jax_side.equations import read
 from jaxddp.parity.records import KIND, NUMBER
 from jaxddp.parity.torch_side.side import TorchStep
 
@@ -116,3 +121,50 @@ def test_a_replay_begins_at_the_weights_before_the_step_though_a_step_has_change
         replay = Replay(ModelEvidence(model, loss, [step], 1, changes_weights=changes_weights))
         losses = [replay.run(0, [0], patches)[0].pieces[0].loss for patches in ((), (harmless,))]
         assert losses == [0.0, second]
+
+
+AVERAGES = {
+    "another rate": (
+        lambda old, before, after: 0.7 * old + 0.3 * after,
+        "a factor 0.7 instead of 0.9, and 0.3 instead of 0.1",
+    ),
+    "before the update": (
+        lambda old, before, after: 0.9 * old + 0.1 * before,
+        "weights from before optimizer.step() are used, and not those after it",
+    ),
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("case", AVERAGES)
+def test_a_moving_average_that_differs_has_a_cause(case: str) -> None:
+    average, says = AVERAGES[case]
+    model = nn.ModuleDict({name: nn.Linear(3, 2, bias=False) for name in ("fast", "slow")}).double()
+
+    def step(model: Any, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+        loss = model["fast"](batch["x"]).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            model["slow"].weight.mul_(0.9).add_(model["fast"].weight, alpha=0.1)
+        return loss
+
+    rng, after = np.random.default_rng(0), {}
+    batch = {"x": torch.from_numpy(rng.normal(size=(4, 3)))}
+    state = {name: rng.normal(size=(2, 3)) for name in ("fast.weight", "slow.weight")}
+    after["fast.weight"] = rng.normal(size=(2, 3))
+    with jax.enable_x64(True):
+        arrays = (*map(jnp.asarray, (state["slow.weight"], state["fast.weight"], after["fast.weight"])),)
+        update = np.asarray(average(*arrays)) - state["slow.weight"]
+        program = read(average, arrays)
+    steps = TorchStep(
+        lambda model: torch.optim.SGD(model["fast"].parameters(), lr=1.0),
+        lambda *arguments: {"loss": step(*arguments)},
+    )
+    taken = ModelStep(state, None, [[batch]], np.zeros(0), {"slow.weight": update[None]}, {}, {})
+    loss = LossOfStep(steps, "", [[[batch]]], lambda step: after)
+    moved = {"changes_weights": True, "moved": ("slow.weight",)}
+    ruling, _ = search_model(ModelEvidence(model, loss, [taken], 1, reading=Reading(program, 0, 0), **moved))
+    assert [one.says for one in ruling.named] == [says]
+    assert ruling.lines[0].torch is not None

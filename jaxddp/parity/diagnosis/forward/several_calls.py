@@ -1,0 +1,238 @@
+"""Edits of several calls: a chain left out, an input moved, a constant of two calls, gradients let through."""
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Patch, Proceed, Site, tensors_in
+from jaxddp.parity.diagnosis.forward.edits import arguments_of, is_number
+
+LONGEST = 4  # calls of a chain that is left out
+NEAR = 1e-9  # relative
+BLOCK = "_set_grad_enabled"
+
+
+def chains_left_out(
+    calls: Sequence[Call], inside: Collection[int], names: Mapping[int, str]
+) -> Iterator[tuple[Call, Change]]:
+    """Yield chains of two calls or more left out, from a value that both sides compute to a call.
+
+    Args:
+        calls: all calls of the loss, in order.
+        inside: indices of the calls whose results the port does not compute.
+        names: id of a tensor -> what it is, in words.
+    """
+    makers = {id(x): index for index, call in enumerate(calls) for x in tensors_in(call.result)}
+
+    def walk(index: int, said: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, ...]]]:
+        call = calls[index]
+        for kept, x in enumerate(call.args):
+            maker = makers.get(id(x))
+            if maker is None or maker >= index or not isinstance(call.result, Tensor) or x.shape != call.result.shape:
+                continue
+            words = (" by ".join([call.name, *_others(call, kept, names)]), *said)
+            if maker in inside and len(words) < LONGEST:
+                yield from walk(maker, words)
+            elif maker not in inside and len(words) > 1 and isinstance(calls[maker].result, Tensor):
+                yield maker, words
+
+    for index in inside:
+        for maker, words in walk(index, ()):
+            what = f"{' and '.join(words)} left out"
+            yield (
+                calls[index],
+                Change("calls_left_out", what, _result_of(calls[maker].site), tier=3, needs=(calls[maker].site,)),
+            )
+
+
+def _others(call: Call, kept: int, names: Mapping[int, str]) -> list[str]:
+    """Return the operands of a call except one, in words."""
+    others = [x for position, x in enumerate(call.args) if position != kept]
+    words = [
+        f"{x:.4g}" if is_number(x) else names.get(id(x), "") for x in others if isinstance(x, int | float | Tensor)
+    ]
+    return [" and ".join(filter(None, words))] if any(words) else []
+
+
+def _result_of(site: Site) -> Answer:
+    return lambda call, proceed, value, /: call.earlier(site)
+
+
+def inputs_moved(calls: Sequence[Call], inputs: Mapping[int, str]) -> Iterator[tuple[Call, Change]]:
+    """Yield an entry of the batch moved by one along an axis, wherever it is used.
+
+    Args:
+        calls: all calls of the loss.
+        inputs: id of a tensor of the batch -> its name.
+    """
+    uses: dict[int, list[tuple[Call, int]]] = {}
+    for call in calls:
+        for position, x in enumerate(call.args):
+            if id(x) in inputs:
+                uses.setdefault(id(x), []).append((call, position))
+    for key, places in uses.items():
+        call, first = places[0]
+        for axis, by, (end, filled) in itertools.product(range(1, call.args[first].ndim), (-1, 1), ENDS.items()):
+            answer = _moved({one.site: position for one, position in places}, partial(filled, axis=axis, by=by))
+            when = "early" if by < 0 else "late"
+            what = f"{inputs[key]} moved by one along axis {axis}, one too {when}, {end}"
+            yield call, Change("other_index", what, answer, tier=3, also=tuple(one.site for one, _ in places))
+
+
+def _moved(positions: Mapping[Site, int], move: Callable[[Tensor], Tensor]) -> Answer:
+    def answer(call: Call, proceed: Proceed, value: float, /) -> object:
+        position = positions[call.site]
+        return proceed(call.but_at(position, move(call.args[position])))
+
+    return answer
+
+
+def _rolled(x: Tensor, axis: int, by: int) -> Tensor:
+    return torch.roll(x, by, axis)
+
+
+def _with_zeros(x: Tensor, axis: int, by: int) -> Tensor:
+    moved = torch.roll(x, by, axis)
+    moved.select(axis, 0 if by > 0 else -1).zero_()
+    return moved
+
+
+ENDS: dict[str, Callable[..., Tensor]] = {"its end at its beginning": _rolled, "with a 0 at its end": _with_zeros}
+
+
+def shared_constants(patches: Sequence[Patch], numbers: Sequence[float]) -> Iterator[Patch]:
+    """Yield two numbers of the reference that come from one constant, and the port's numbers that come from another.
+
+    Two numbers c and k c, or c and 1 - c, are c' and k c', or c' and 1 - c', in the port.
+
+    Args:
+        patches: edits of numbers, each of one number.
+        numbers: numbers of the port that the reference does not have here.
+    """
+    for one, two in itertools.combinations([x for x in patches if not one_site_of_many(x, patches)], 2):
+        c, d = one.change.reference, two.change.reference
+        for x, y in itertools.permutations(numbers, 2):
+            if c and d and c != d and (_near(c * y, d * x) or (_near(c + d, 1) and _near(x + y, 1))):
+                yield _together(one, two, x, y)
+
+
+def one_site_of_many(patch: Patch, patches: Sequence[Patch]) -> bool:
+    """Return whether another of the patches makes the same change in more places."""
+    return any(other.sites > patch.sites and other.change.reference == patch.change.reference for other in patches)
+
+
+def _near(x: float, y: float) -> bool:
+    return math.isclose(x, y, rel_tol=NEAR)
+
+
+def _together(one: Patch, two: Patch, x: float, y: float) -> Patch:
+    what = f"{one.change.what} {x:.10g} instead of {one.change.reference:.10g}"
+    what += f", and {y:.10g} instead of {two.change.reference:.10g}"
+    changes = {}
+    for patch, number in ((one, x), (two, y)):
+        for site in patch.sites:
+            changes[site] = replace(_fixed(patch.changes.get(site, patch.change), number), what=what)
+    return Patch(next(iter(changes.values())), one.sites | two.sites, where=one.where, changes=changes)
+
+
+def _fixed(change: Change, number: float) -> Change:
+    """Return a change whose value is this number."""
+
+    def answer(call: Call, proceed: Proceed, value: float, /) -> object:
+        return change.answer(call, proceed, number)
+
+    return replace(change, answer=answer, reference=None)
+
+
+def numbers_together(call: Call, numbers: Sequence[float]) -> Iterator[Change]:
+    """Yield two numbers of a call replaced by two of the port's."""
+    given = [(name, x, but) for name, x, but in arguments_of(call) if isinstance(x, float)]
+    for (first, x, put), (second, y, put_too) in itertools.combinations(given, 2):
+        for one, two in itertools.permutations(numbers, 2):
+
+            def answer(
+                call: Call,
+                proceed: Proceed,
+                value: float,
+                /,
+                puts: tuple[tuple[Callable[[Call, float], Call], float], ...] = ((put, one), (put_too, two)),
+            ) -> object:
+                for put, number in puts:
+                    call = put(call, number)
+                return proceed(call)
+
+            what = f"{call.name}'s {first} and {second} {one:.10g} and {two:.10g} instead of {x:.10g} and {y:.10g}"
+            yield Change("number", what, answer, tier=2)
+
+
+def gradients_let_through(calls: Sequence[Call], names: Mapping[int, str]) -> Iterator[tuple[Call, Change]]:
+    """Yield results of a `no_grad` block whose gradient is not stopped: through all of the block, or one line of it."""
+    makers = {id(x): index for index, call in enumerate(calls) for x in tensors_in(call.result)}
+    for begin, end in _blocks(calls):
+        later = {id(x) for call in calls[end:] for x in tensors_in((call.args, call.kwargs))}
+        for last in range(begin, end):
+            if not later.intersection(map(id, tensors_in(calls[last].result))):
+                continue
+            inside = _before(calls, last, begin, makers)
+            on_line = {index for index in inside if calls[index].line == calls[last].line}
+            for chosen, where in ((inside, ""), (on_line, " on its line")):
+                sites = tuple(calls[index].site for index in sorted(chosen))
+                what = f"the gradient is not stopped{where} at {names.get(id(calls[last].result), calls[last].name)}"
+                if chosen and (where == "" or chosen != inside):
+                    first = calls[min(chosen)]
+                    yield (
+                        first,
+                        Change(
+                            "gradient_not_stopped",
+                            f"{what}, though torch has no_grad",
+                            _with_gradient,
+                            tier=3,
+                            also=sites,
+                        ),
+                    )
+
+
+def _blocks(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
+    """Yield where each `no_grad` block begins and ends."""
+    switches = [index for index, call in enumerate(calls) if call.name == BLOCK]
+    for begin, end in itertools.pairwise(switches):
+        if calls[begin].args == (False,):
+            yield begin + 1, end
+
+
+def _before(calls: Sequence[Call], last: int, begin: int, makers: Mapping[int, int]) -> set[int]:
+    """Return a call and all before it in its block on which it depends."""
+    found, waiting = {last}, [last]
+    while waiting:
+        call = calls[waiting.pop()]
+        given = {makers[id(x)] for x in tensors_in((call.args, call.kwargs)) if id(x) in makers}
+        more = {index for index in given if begin <= index < last} - found
+        found |= more
+        waiting += more
+    return found
+
+
+def _with_gradient(call: Call, proceed: Proceed, value: float, /) -> object:
+    with torch.enable_grad():
+        return proceed(call)
+
+
+def updates_too_late(calls: Sequence[Call]) -> Iterator[tuple[Call, Change]]:
+    """Yield optimizers whose update comes only after what a step computes from the new weights.
+
+    A replay copies the new weights to where the optimizer would have made them.
+    """
+    for call in calls:
+        if is_update(call) and call.line is not None:
+            what = f"weights from before {call.line.text} are used, and not those after it"
+            yield call, Change("call_moved", what, lambda call, proceed, value, /: call.args[0], tier=3)
+
+
+def is_update(call: Call) -> bool:
+    """Return whether a call stands for an optimizer, whose new weights it copies."""
+    return call.name == "copy_" and isinstance(call.args[0], torch.nn.Parameter)

@@ -1,0 +1,179 @@
+"""Edits that a single call does not have, or that the port's numbers and lines suggest: one planted twin of each."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from jax import lax
+from jax import numpy as jnp
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence, ModelStep, search_model
+from jaxddp.parity.diagnosis.forward.reading import Reading
+from jaxddp.parity.jax_side.equations import read
+
+ROWS, COLUMNS, STEPS = 4, 5, 2
+CLEAN = 1e-14  # measured: up to 1e-15
+
+
+class Vector(nn.Module):
+    """A model that is one vector; the losses do the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(0.5, 1.5, COLUMNS, dtype=torch.float64)[None])
+
+
+@dataclass(frozen=True)
+class Twins:
+    """The mean of a value in torch, and in jax with a fault: (w, batch) -> value.
+
+    Attributes:
+        torch, jax: the two; the batch has x and y, (ROWS, COLUMNS), and indices t, (ROWS,).
+        faults: names of the fault; (): the two are equal.
+        says: words of the cause.
+    """
+
+    torch: Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+    jax: Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
+    faults: tuple[str, ...] = ()
+    says: tuple[str, ...] = ()
+
+
+def standardised(z: Any) -> Any:
+    return (z - z.mean()) / 1.7
+
+
+def ends(z: Any, cos: Callable[[Any], Any]) -> Any:
+    return z[:, 0] * cos(1.0 + z[:, -1])
+
+
+def normalised(z: Tensor) -> Tensor:
+    return F.normalize(z, dim=-1)
+
+
+def returns(w: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    values = batch["x"] * w
+    with torch.no_grad():
+        target = batch["y"] + values[:, :1]
+        scaled = (target - values) * 3.0
+    return (values - target).square() + torch.tanh(values) * scaled
+
+
+def returns_in_jax(w: jax.Array, batch: Mapping[str, jax.Array], stop: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    values = batch["x"] * w
+    target = batch["y"] + values[:, :1]
+    scaled = lax.stop_gradient((target - values) * 3.0)
+    return jnp.square(values - stop(target)) + jnp.tanh(values) * scaled
+
+
+CASES = {
+    "a chain left out": Twins(
+        lambda w, batch: torch.tanh(standardised(batch["x"] * w)),
+        lambda w, batch: jnp.tanh(batch["x"] * w),
+        ("calls_left_out",),
+        ("sub by the result of mean and div by 1.7 left out",),
+    ),
+    "a mean for a sum": Twins(
+        lambda w, batch: torch.tanh((batch["x"] * w).sum(dim=-1)),
+        lambda w, batch: jnp.tanh((batch["x"] * w).mean(axis=-1)),
+        ("other_function",),
+        ("mean instead of sum",),
+    ),
+    "a factor for a divisor": Twins(
+        lambda w, batch: torch.tanh(batch["x"] * w / 0.2),
+        lambda w, batch: jnp.tanh(batch["x"] * w * 0.2),
+        ("other_function",),
+        ("mul by 0.2 instead of div",),
+    ),
+    "both numbers of a call": Twins(
+        lambda w, batch: torch.clamp(batch["x"] * w, 0.2, 1.2),
+        lambda w, batch: jnp.clip(batch["x"] * w, 0.1, 0.9),
+        ("number",),
+        ("clamp's min and max 0.1 and 0.9 instead of 0.2 and 1.2",),
+    ),
+    "one constant in two places": Twins(
+        lambda w, batch: torch.tanh(0.9 * batch["x"] * w + 0.1 * w),
+        lambda w, batch: jnp.tanh(0.7 * batch["x"] * w + 0.3 * w),
+        ("number",),
+        ("a factor 0.7 instead of 0.9, and 0.3 instead of 0.1",),
+    ),
+    "an input a step early": Twins(
+        lambda w, batch: torch.tanh(batch["x"] * w) * batch["y"],
+        lambda w, batch: jnp.tanh(batch["x"] * w) * jnp.roll(batch["y"], -1, 1).at[:, -1].set(0),
+        ("other_index",),
+        ("y moved by one along axis 1, one too early, with a 0 at its end",),
+    ),
+    "the index before": Twins(
+        lambda w, batch: torch.cumsum(w[0], 0)[batch["t"]],
+        lambda w, batch: jnp.cumsum(w[0])[jnp.maximum(batch["t"] - 1, 0)],
+        ("other_index",),
+        ("the index before, at the ends the end itself, instead of the index",),
+    ),
+    "the last left out": Twins(
+        lambda w, batch: ends(torch.tanh(batch["x"] * w), torch.cos),
+        lambda w, batch: ends(jnp.tanh(batch["x"] * w).at[:, -1].set(0), jnp.cos),
+        ("other_index",),
+        ("values at index -1, the last, of axis 1 count as 0: they are left out",),
+    ),
+    "another spacing": Twins(
+        lambda w, batch: torch.cumprod(1 - torch.linspace(0.01, 0.25, COLUMNS, dtype=w.dtype), dim=0) * w[0],
+        lambda w, batch: jnp.cumprod(1 - jnp.linspace(0.1, 0.5, COLUMNS) ** 2) * w[0],
+        ("other_function",),
+        ("squares of equally spaced roots instead of linspace",),
+    ),
+    "another norm": Twins(
+        lambda w, batch: torch.tanh(normalised(batch["x"] * w)),
+        lambda w, batch: jnp.tanh(batch["x"] * w / jnp.abs(batch["x"] * w).sum(-1, keepdims=True)),
+        ("number",),
+        ("normalize's p 1 instead of 2",),
+    ),
+    "a constant made of numbers": Twins(
+        lambda w, batch: torch.square(batch["x"] * w + (0.5 * np.log(2 * np.pi) + 0.5)),
+        lambda w, batch: jnp.square(batch["x"] * w + 0.5 * jnp.log(2 * jnp.pi)),
+        ("number",),
+        ("an addend 0.9189385332, the reference has 1.418938533",),
+    ),
+    "a line of a no_grad block": Twins(
+        returns,
+        lambda w, batch: returns_in_jax(w, batch, lambda x: x),
+        ("gradient_not_stopped",),
+        ("the gradient is not stopped at the result of add, though torch has no_grad",),
+    ),
+    "none": Twins(returns, lambda w, batch: returns_in_jax(w, batch, lax.stop_gradient)),
+}
+
+
+def evidence_of(twins: Twins) -> ModelEvidence:
+    """Return two steps of the loss in jax, with the program that was read from it."""
+    module, rng, steps = Vector(), np.random.default_rng(0), list[ModelStep]()
+
+    def torch_loss(model: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": twins.torch(model.w, batch).mean(), "count": torch.tensor(1.0)}
+
+    with jax.enable_x64(True):
+        for step in range(STEPS):
+            w = np.linspace(0.5, 1.5 + step, COLUMNS)[None]
+            x, y = rng.normal(size=(2, ROWS, COLUMNS))
+            batch = {"x": x, "y": y, "t": np.array([0, 2, 4, step])}
+            arguments = jnp.asarray(w), jax.tree.map(jnp.asarray, batch)
+            loss, gradient = jax.value_and_grad(lambda *values: twins.jax(*values).mean())(*arguments)
+            observed = np.array([float(loss)]), {"w": np.asarray(gradient)[None]}
+            tensors = {name: torch.from_numpy(value) for name, value in batch.items()}
+            steps.append(ModelStep({"w": w}, None, [[tensors]], *observed, {}, {}))
+            program = read(lambda *values: twins.jax(*values).mean(), arguments)
+    return ModelEvidence(module, torch_loss, steps, world_size=1, reading=Reading(program, STEPS - 1, 0))
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("case", CASES)
+def test_a_planted_twin_is_named(case: str) -> None:
+    twins = CASES[case]
+    ruling, _ = search_model(evidence_of(twins))
+    assert tuple(one.says for one in ruling.named) == twins.says
+    assert all(one.faults == twins.faults and one.residual <= CLEAN for one in ruling.named)
