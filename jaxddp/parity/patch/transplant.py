@@ -187,7 +187,7 @@ class Mirror:
             return
         pairs = [pair for pair in _differing(jax, torch) if isinstance(pair[0], ast.expr)]
         for mine, other in sorted(pairs, key=lambda pair: len(ast.unparse(pair[0]))):
-            if self._knows(other) and not any(map(_is_slice, (mine, other))):
+            if self._knows(other) and _stands_alone(mine) and _stands_alone(other):
                 yield mine, self._rendered(mine, other)
 
     def _rendered(self, mine: ast.AST, other: ast.AST) -> str:
@@ -234,9 +234,12 @@ def _form(node: ast.AST) -> str:
     return ast.unparse(plain)
 
 
-def _is_slice(node: ast.AST) -> bool:
-    """Return whether a node is an index that is no expression by itself."""
-    return isinstance(node, ast.Slice) or (isinstance(node, ast.Tuple) and any(map(_is_slice, node.elts)))
+def _stands_alone(node: ast.AST) -> bool:
+    """Return whether a node is an expression by itself, and no slice, starred value or part of an f-string."""
+    try:
+        return isinstance(ast.parse(ast.unparse(node), mode="eval").body, ast.expr)
+    except SyntaxError:
+        return False
 
 
 def _target(statement: ast.stmt) -> str:
