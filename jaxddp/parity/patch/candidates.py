@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from jaxddp.parity.catalogue import is_of_optimizer
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.patch import edits
-from jaxddp.parity.patch.optimizers import makes_optimizer, optimizer_edits
+from jaxddp.parity.patch.optimizers import imports, makes_optimizer, optimizer_edits
 from jaxddp.parity.patch.said import Said, code_of, options_of, values_of
 from jaxddp.parity.patch.source import Edit, Source, calls, last_name
 from jaxddp.parity.patch.transplant import Mirror
@@ -118,8 +118,9 @@ def _of_options(source: Source, near: Sequence[ast.stmt], said: Said) -> Iterato
 
 def _values(said: Said, name: str) -> Iterator[str]:
     yield edits.PADDINGS.get(said.torch, said.torch) if name == "padding" else said.torch
-    if name in ("momentum", "rate"):  # what one library keeps, another one replaces
-        yield f"{1 - float(said.torch):.10g}"
+    number = edits.number_in(said.torch)
+    if name in ("momentum", "rate") and number is not None:  # what one library keeps, another one replaces
+        yield f"{1 - number:.10g}"
 
 
 def _overlap(found: Sequence[Edit]) -> bool:
@@ -147,11 +148,22 @@ def _of_fixes(source: Source, near: Sequence[ast.stmt], cause: Cause) -> Iterato
             yield from every
             if len(every) > 1 and not _overlap(every):
                 yield every
+        for one in code:
+            yield from _of_other_modules(source, ast.unparse(one.func))
         for option, value in options_of(fix):
             for statement in near:
                 for call in calls(statement):
                     if any(keyword.arg == option for keyword in call.keywords):
                         yield call, edits.with_option(source, call, option, value)
+
+
+def _of_other_modules(source: Source, function: str) -> Iterator[Sequence[Edit]]:
+    """Yield a function of jaxddp in place of one of the same name, with its arguments and without its options."""
+    module, _, name = function.rpartition(".")
+    for call in (call for x in source.statements if module.startswith("jaxddp") for call in calls(x)):
+        if last_name(call.func) == name and source.segment(call.func) != function:
+            arguments = ", ".join(map(source.segment, call.args))
+            yield [(call, f"{function}({arguments})"), *imports(source, function)]
 
 
 def _of_names(source: Source, near: Sequence[ast.stmt], cause: Cause) -> Iterator[Edit]:

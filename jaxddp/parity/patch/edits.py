@@ -28,7 +28,7 @@ INVERSE = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*"}
 SYMBOLS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 SWAPPED = {
     **{"mean": "sum", "sum": "mean", "psum": "pmean", "maximum": "minimum", "minimum": "maximum", "max": "min"},
-    **{"min": "max", "l2_loss": "squared_error"},
+    **{"min": "max", "l2_loss": "squared_error", "eval": "train", "train": "eval"},
 }
 
 
@@ -44,11 +44,11 @@ def jax_name(torch: str) -> str:
 
 def numbers(source: Source, statement: ast.stmt, port: str, torch: str) -> Iterator[Edit]:
     """Yield the reference's number in place of the port's, also where the file has its inverse, root or square."""
-    try:
-        pairs = zip(readings(float(port)), readings(eval_of(torch)), strict=True)
-    except (ValueError, TypeError, SyntaxError):
+    ours, theirs = number_in(port), number_in(torch)
+    if ours is None or theirs is None:
         return
-    for position, (old, new) in enumerate(itertools.islice(pairs, 1 if float(port) in (0, 1) else None)):
+    pairs = zip(readings(ours), readings(theirs), strict=True)
+    for position, (old, new) in enumerate(itertools.islice(pairs, 1 if ours in (0, 1) else None)):
         text = torch if not position else _written(new)
         for one in expressions(statement):
             value = number_of(one, source.constants)
@@ -58,25 +58,23 @@ def numbers(source: Source, statement: ast.stmt, port: str, torch: str) -> Itera
 
 def scaled(source: Source, statement: ast.stmt, port: str, torch: str) -> Iterator[Edit]:
     """Yield each number times the reference's over the port's, of which it may be a factor."""
-    try:
-        ratio = eval_of(torch) / float(port)
-    except (ValueError, TypeError, ZeroDivisionError, SyntaxError):
-        return
+    ours, theirs = number_in(port), number_in(torch)
+    ratio = theirs / ours if ours and theirs is not None else 0.0
     for one in expressions(statement):
         if isinstance(one, ast.Constant) and (value := number_of(one, {})) and ratio:
             yield one, _written(value * ratio)
 
 
-def eval_of(code: str) -> float:
-    """Compute the code of a number.
+def number_in(code: str) -> float | None:
+    """Compute the code of a number; None if it is none.
 
-    >>> eval_of("1 / 4")
-    0.25
+    >>> number_in("1 / 4"), number_in("silu"), number_in("'same'")
+    (0.25, None, None)
     """
-    value = number_of(ast.parse(code, mode="eval").body, {})
-    if value is None:
-        raise ValueError(code)
-    return value
+    try:
+        return number_of(ast.parse(code, mode="eval").body, {})
+    except SyntaxError:
+        return None
 
 
 def _written(value: float) -> str:

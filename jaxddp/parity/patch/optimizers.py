@@ -9,6 +9,7 @@ from jaxddp.parity.patch import edits
 from jaxddp.parity.patch.said import code_of
 from jaxddp.parity.patch.source import Edit, Source, calls, last_name
 
+MODULES = ("jax", "jaxddp.nn.layers", "jaxddp.optim", "jaxddp.schedules", "optax")  # that an edit may need
 RATES = ("lr", "schedule")  # names of the learning rate in the code of a fix
 RATE = "learning_rate"
 WITH_RATE = frozenset(
@@ -143,9 +144,10 @@ def _rate(source: Source, call: ast.Call) -> str:
 def imports(source: Source, code: str) -> list[Edit]:
     """Return edits that import the modules that code needs and the file lacks."""
     known = {x.asname or x.name for node in ast.walk(source.tree) if isinstance(node, ast.Import) for x in node.names}
-    lacking = [x for x in ("jax", "jaxddp.optim", "jaxddp.schedules", "optax") if f"{x}." in code and x not in known]
-    first = [x for x in source.tree.body if isinstance(x, ast.Import | ast.ImportFrom)][:1] or source.tree.body[:1]
-    if not lacking:
+    lacking = [x for x in MODULES if f"{x}." in code and x not in known]
+    others = [x for x in source.tree.body if getattr(x, "module", "") != "__future__"]
+    first = [x for x in others if isinstance(x, ast.Import | ast.ImportFrom)][:1] or others[1:2]
+    if not lacking or not first:
         return []
     mark = ast.Pass(lineno=first[0].lineno, col_offset=0, end_lineno=first[0].lineno, end_col_offset=0)
     return [(mark, "".join(f"import {name}\n" for name in lacking))]

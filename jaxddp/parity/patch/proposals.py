@@ -28,6 +28,8 @@ NO_EDIT = "none of the {} edits that were tried removes the difference"
 ADVICE = "no edit of the quoted lines follows from the fix, which is advice"
 ROUNDING = "the difference is one of rounding"
 ENDED = "the check was ended early"
+REMOVED = "the patch of another difference removes it"
+NOT_FORCED = "it shows only where the port runs by itself"
 NOT_FINITE = "the values are not finite"
 
 
@@ -103,6 +105,8 @@ class Proposals:
         """Return why no patch is sought; "" if one is."""
         if group[0].kind == "numeric" or group[0].not_finite:
             return NOT_FINITE if group[0].not_finite else ROUNDING
+        if not self._trials.has(group[0]):
+            return REMOVED if self._texts else NOT_FORCED
         for difference in group:
             home = self._home(difference, "flax")
             if home is None:

@@ -78,6 +78,8 @@ class Translator(ast.NodeTransformer):
         known = [x for x in known if isinstance(x.value, ast.Name | ast.Attribute) and _root(x) in MODULES]
         if known:
             return copy.deepcopy(known[0])
+        if any(isinstance(x, ast.FunctionDef) and x.name == name for x in self._source.statements):
+            return ast.Name(name, ast.Load())
         return ast.parse(f"{home}.{name}" if hasattr(HOMES[home], name) else UNKNOWN, mode="eval").body
 
 
@@ -187,8 +189,26 @@ class Mirror:
             return
         pairs = [pair for pair in _differing(jax, torch) if isinstance(pair[0], ast.expr)]
         for mine, other in sorted(pairs, key=lambda pair: len(ast.unparse(pair[0]))):
-            if self._knows(other) and not any(map(_is_slice, (mine, other))):
+            if self._knows(other) and _stands_alone(mine) and _stands_alone(other):
                 yield mine, self._rendered(mine, other)
+        for mine, other in pairs:
+            if self._knows(other) and _stands_alone(mine):
+                yield from ((mine, code) for code in self._around(mine, other))
+
+    def _around(self, mine: ast.AST, other: ast.AST) -> Iterator[str]:
+        """Yield the outermost call or operation of torch's expression with the JAX file's own expression in it."""
+        filling = {UNKNOWN: self._jax.segment(mine)}
+        places: list[tuple[str, int | None]] = []
+        if isinstance(other, ast.Call) and other.args and _form(other.func) != _form(getattr(mine, "func", mine)):
+            places = [("args", 0)]
+            yield Source(f"{ast.unparse(other.func)}({UNKNOWN})").filled(filling)
+        elif isinstance(other, ast.BinOp) and not isinstance(mine, ast.BinOp):
+            places = [("left", None), ("right", None)]
+        for name, position in places:
+            hole: ast.expr = ast.Name(UNKNOWN, ast.Load())
+            made = copy.deepcopy(other)
+            setattr(made, name, hole if position is None else [hole, *getattr(made, name)[1:]])
+            yield Source(ast.unparse(made)).filled(filling)
 
     def _rendered(self, mine: ast.AST, other: ast.AST) -> str:
         """Return code of torch's expression, with the text of the JAX file where the two say the same."""
@@ -211,6 +231,7 @@ class Mirror:
         """Return whether the JAX file has all names that code uses."""
         known = {x.id for x in ast.walk(self._jax.tree) if isinstance(x, ast.Name)}
         known |= {x.arg for x in ast.walk(self._jax.tree) if isinstance(x, ast.arg)}
+        known |= {x.name for x in self._jax.statements if isinstance(x, ast.FunctionDef | ast.ClassDef)}
         known |= {x.asname or x.name for x in ast.walk(self._jax.tree) if isinstance(x, ast.alias)}
         known |= set(dir(__builtins__)) if not isinstance(__builtins__, dict) else set(__builtins__)
         made = {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
@@ -234,9 +255,12 @@ def _form(node: ast.AST) -> str:
     return ast.unparse(plain)
 
 
-def _is_slice(node: ast.AST) -> bool:
-    """Return whether a node is an index that is no expression by itself."""
-    return isinstance(node, ast.Slice) or (isinstance(node, ast.Tuple) and any(map(_is_slice, node.elts)))
+def _stands_alone(node: ast.AST) -> bool:
+    """Return whether a node is an expression by itself, and no slice, starred value or part of an f-string."""
+    try:
+        return isinstance(ast.parse(ast.unparse(node), mode="eval").body, ast.expr)
+    except SyntaxError:
+        return False
 
 
 def _target(statement: ast.stmt) -> str:

@@ -42,12 +42,16 @@ class Trials:
         self.before = places(evidence)
         self.count = 0
 
+    def has(self, difference: Difference) -> bool:
+        """Return whether a difference shows in a step from the reference's state, and no patch has removed it."""
+        return bool(self._of(difference))
+
     def screen(self, texts: Texts, difference: Difference) -> bool:
         """Return whether a difference is gone if JAX alone runs again, and none is new."""
         self.count += 1
         folder = self._runs.path(f"trial{self.count}")
         evidence = self._evidence
-        first = max((x.step for x in self._of(difference).values()), default=difference.step)
+        first = max(located.step for located in self._of(difference).values())
         case, most = self._case(evidence.case, texts), min(first + AHEAD, evidence.case.steps)
         try:
             self._workers.jax.do(Forced(case, evidence.start, evidence.torch_folder, folder, most))
@@ -64,7 +68,8 @@ class Trials:
         progress = Progress(case.steps, stop=self._runs.progress.stop, tell=lambda line: None)
         runs = Runs(case, self._workers, self._runs.seed, progress)
         runs.in_float64()
-        complete = not runs.problems and len(runs.jax) == len(self._runs.jax) and self._is_same_reference(runs)
+        lengths = (len(runs.torch), len(runs.jax)) == (len(self._runs.torch), len(self._runs.jax))
+        complete = not runs.problems and lengths and self._is_same_reference(runs)
         return runs if complete and self._is_better(places(runs.evidence()), difference) else None
 
     def accept(self, runs: Runs) -> None:

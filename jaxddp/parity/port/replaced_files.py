@@ -9,6 +9,7 @@ from types import CodeType
 
 from jaxddp.scripts import users_file
 
+MAIN = ("__main__", "__mp_main__")  # what is pickled may be defined there
 _texts: dict[str, str] = {}  # by the files' real paths
 _code_in_file = SourceFileLoader.get_code
 
@@ -28,7 +29,7 @@ def replace_files(texts: Mapping[str, str], port: Path) -> None:
     SourceFileLoader.get_code = _code  # type: ignore[assignment, method-assign]
     for name, module in [*sys.modules.items()]:
         file = getattr(module, "__file__", None)
-        if file is not None and name != "__main__" and users_file(file, port) is not None:
+        if file is not None and name not in MAIN and users_file(file, port) is not None:
             del sys.modules[name]
 
 

@@ -1,11 +1,12 @@
 """Candidates of a patch: the right text is among them, all other bytes stay, and each is Python."""
 
 import ast
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from jaxddp.parity.catalogue import TorchOptimizer
+from jaxddp.parity.catalogue import EDITS, FAULTS, TorchOptimizer
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.patch.candidates import candidates
 from jaxddp.parity.patch.homes import home_of
@@ -155,6 +156,12 @@ def test_a_module_that_the_code_of_a_fix_needs_is_imported() -> None:
     assert right in made(text, 4, cause("amsgrad", "AMSGrad, as optax has it", amsgrad))
 
 
+def test_a_layer_of_jaxddp_takes_the_place_of_one_of_the_same_name() -> None:
+    text = "from flax import nnx\n\nlayer = nnx.BatchNorm(5, momentum=0.9, rngs=rngs)\n"
+    right = "import jaxddp.nn.layers\nfrom flax import nnx\n\nlayer = jaxddp.nn.layers.BatchNorm(5)\n"
+    assert right in made(text, 3, cause("biased_variance", "BatchNorm keeps the biased variance"))
+
+
 def test_numbers_are_followed_to_constants_arguments_and_layers() -> None:
     slope = cause("number", "leaky_relu's negative_slope 0.3, the reference has 0.2")
     text = "A, SLOPE = 1, 0.3\ndef f(x):\n    return leaky_relu(x, SLOPE)\n"
@@ -184,6 +191,8 @@ TWINS = [
     ("h = x", "h = torch.tanh(x).detach()", "h = jax.lax.stop_gradient(jnp.tanh(x))"),
     ("h = jax.nn.swish(x)", "h = F.mish(x)", "h = jax.nn.mish(x)"),
     ("h = jnp.abs(x)", "h = x.pow(2)", "h = x ** 2"),
+    ("h = Dense(4)(x)", "h = F.call(self.fc(x), 1, dim=0)", "h = call(Dense(4)(x), 1, axis=0)"),
+    ("h = Embed(4)(x)", "h = self.embed(x) * math.sqrt(8)", "h = Embed(4)(x) * jnp.sqrt(8)"),
     (
         "h = jax.nn.softmax(x)",
         "h = x.masked_fill(~valid, -1.0).softmax(dim=-1)",
@@ -257,3 +266,16 @@ def test_the_rate_is_made_torchs_schedule() -> None:
     right = text.replace("import optax", "import jaxddp.schedules\nimport optax")
     right = right.replace("sgd(rate,", "sgd(jaxddp.schedules.cosine(0.1, T_max=8),")
     assert right in made(text, 5, found, (twin, 2))
+
+
+def test_any_cause_at_any_line_has_candidates_that_are_python() -> None:
+    halves = Path(__file__).parents[3] / "faults" / "outside"
+    says = [of[1] for of in OF_A_LINE] + ["BatchNorm momentum 0, the reference has 0.5", "x's y None instead of True"]
+    rows = [*FAULTS, *EDITS]
+    for number in range(8):
+        port = ("convnet", "gpt", "vae", "recurrent")[number % 4]
+        text, twin = ((halves / f"{port}_{side}.py").read_text() for side in ("jax", "torch"))
+        found = cause(rows[7 * number % len(rows)], says[number % len(says)], (ADAM, SGD)[number % 2])
+        line, other = (1 + 17 * number % (of.count("\n") + 2) for of in (text, twin))
+        for one in islice(candidates(text, line, found, (twin, other)), 40):
+            ast.parse(one)

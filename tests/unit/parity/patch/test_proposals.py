@@ -1,0 +1,45 @@
+"""Differences for which no patch is sought say why."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
+from jaxddp.parity.findings import Cause, Difference, Quote
+from jaxddp.parity.patch import proposals
+from jaxddp.parity.patch.proposals import Proposals
+
+CAUSE = Cause(("number",), ("a factor 1, the reference has 2",), ("",), 0.0)
+
+
+def reason(folder: Path, has: bool = True, quote: Quote | None = None, **changed: Any) -> str:
+    trials: Any = SimpleNamespace(before={}, has=lambda difference: has)
+    workers: Any = None
+    made = Proposals(folder / "port.py", trials, InterruptibleSearches(workers, []), lambda runs: False)
+    cause = Cause(CAUSE.names, CAUSE.says, CAUSE.fixes, 0.0, jax=quote)
+    (found,) = made.of([Difference("update", 1, "w", 0.1, 1e-12, cause=cause, **changed)])
+    assert found.patch is not None and found.patch.verdict == "none" and not made.diff
+    return found.patch.why_not
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"kind": "numeric"}, proposals.ROUNDING),
+        ({"not_finite": "jax"}, proposals.NOT_FINITE),
+        ({"has": False}, proposals.NOT_FORCED),
+        ({}, proposals.NO_LINE),
+        ({"quote": Quote("/elsewhere/model.py", 3)}, proposals.NOT_BESIDE.format("model.py")),
+    ],
+)
+def test_a_difference_without_a_patch_says_why(settings: dict[str, Any], why: str, tmp_path: Path) -> None:
+    assert reason(tmp_path, **settings) == why
+
+
+def test_a_file_that_cannot_be_read_or_is_not_python_has_no_edits(tmp_path: Path) -> None:
+    assert reason(tmp_path, quote=Quote(str(tmp_path / "gone.py"), 1)) == proposals.ADVICE
+    broken = tmp_path / "broken.py"
+    broken.write_text("def f(:\n")
+    assert reason(tmp_path, quote=Quote(str(broken), 1)) == proposals.ADVICE
