@@ -6,11 +6,12 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 import pytest
 from jax import numpy as jnp
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, LinearLR, PolynomialLR, StepLR
 
 from jaxddp import optim
 from jaxddp.parity.catalogue import EDITS, FAULTS
@@ -31,6 +32,20 @@ from tests.support.optimizer_runs import SHAPES, matrices_decay, run
 
 COSINE = partial(CosineAnnealingLR, T_max=30)
 WARM = partial(LinearLR, start_factor=0.25, total_iters=4)
+
+
+def peaked(lr: float, warm: int, least: float, numpy: Any = jnp) -> Callable[[Any], Any]:
+    """Rise in `warm` steps, then fall in a cosine to a share of the peak at step 20."""
+
+    def rate(t: Any) -> Any:
+        fall = least + (1 - least) * (1 + numpy.cos(np.pi * (t - warm) / (20 - warm))) / 2
+        return lr * numpy.where(t < warm, (t + 1.0) / warm, fall)
+
+    return rate
+
+
+PEAKED = partial(LambdaLR, lr_lambda=lambda t: float(peaked(1.0, 2, 0.1, np)(t)))
+LINE = partial(PolynomialLR, total_iters=20, power=1.0)
 
 
 def cosine(lr: float) -> Callable[[Any], Any]:
@@ -156,6 +171,12 @@ SINGLES = [
         then(optax.adam(1e-3), lambda u: {"fc2.weight": 0 * u["fc2.weight"]}),
         "not updated in the port: fc2",
     ),
+    planted(
+        "rate_of_some",
+        adam,
+        then(optax.adam(1e-3), lambda u: {name: (4.0 if "bias" in name else 0.5) * x for name, x in u.items()}),
+        "times 0.5, of fc1.bias",
+    ),
     planted("rate_of_some", adam, then(optax.adam(1e-3), lambda u: {"fc2.weight": 1.1 * u["fc2.weight"]}), "times 1.1"),
     planted(
         "rate_of_some",
@@ -235,6 +256,14 @@ SINGLES = [
     planted("warmup_start", adam, optax.adam(rising(1e-3, 0.0, 4)), "at 0, the reference's at 0.00025", scheduler=WARM),
     planted("warmup_start", momentum, optax.sgd(rising(0.1, 0.005, 4), 0.9), "starts at 0.005, the", scheduler=WARM),
     planted("warmup_start", momentum, optax.sgd(rising(0.1, 0.025, 5), 0.9), "ends a step later than", scheduler=WARM),
+    planted("warmup_start", sgd, optax.sgd(rising(0.1, 0.025, 8)), "takes 8 steps, the reference's 4", scheduler=WARM),
+    planted(
+        "warmup_start", adam, optax.adam(peaked(1e-3, 5, 0.1)), "takes 5 steps, the reference's 2", scheduler=PEAKED
+    ),
+    planted(
+        "schedule", adam, optax.adam(peaked(1e-3, 2, 0.0)), "falls to 0, the reference's to 0.0001", scheduler=PEAKED
+    ),
+    planted("schedule", adam, optax.adam(lambda t: 1e-3 * (1 - 0.05 * t) ** 2), "to the power 2", scheduler=LINE),
     planted("warmup_start", adam, optax.adam(1e-3), "no warm-up, the reference's starts at 0.00025", scheduler=WARM),
     planted(
         "warmup_start",
@@ -330,6 +359,5 @@ NOT_IN_THE_CATALOGUE = {
         optax.sgd(lambda c: 0.1 * jnp.minimum((c + 1) / 5, 1) ** 2),
         {"scheduler": WARM},
     ),
-    "a warm-up twice as long": (sgd, optax.sgd(rising(0.1, 0.025, 8)), {"scheduler": WARM}),
     "gradients a step late": (sgd, a_step_late(0.1)),
 }

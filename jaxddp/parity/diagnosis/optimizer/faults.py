@@ -12,10 +12,11 @@ import numpy as np
 from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.diagnosis.optimizer import trace_edits
 from jaxddp.parity.diagnosis.optimizer.clip_edits import clip_edits
-from jaxddp.parity.diagnosis.optimizer.decay import DECAY, decay_edits, listed
+from jaxddp.parity.diagnosis.optimizer.decay import DECAY, decay_edits
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number, numbers, typical
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
+from jaxddp.parity.diagnosis.optimizer.rates_of_tensors import EQUAL, rates_of_tensors
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
 from jaxddp.parity.diagnosis.optimizer.schedules import schedule_edits
 from jaxddp.parity.diagnosis.optimizer.trace_edits import TraceEdit
@@ -47,7 +48,6 @@ OPTIONS = {
 FLAGS = {"nesterov": ("nesterov", "Nesterov momentum"), "amsgrad": ("amsgrad", "AMSGrad")}
 FLAGS |= {"centered": ("rmsprop_centred", "a centred RMSprop")}
 EPS_STARTS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
-EQUAL = 1e-9  # misfit of a step or tensor that is equal
 SHARES = ("momentum", "betas", "alpha", "rho")  # options near 1, where 1 - x counts
 
 
@@ -65,7 +65,7 @@ def edits(program: OptimizerProgram, sample: Sample, evidence: OptimizerEvidence
             _unused(program),
             _restore(program),
             _resets(program, sample),
-            _rates_of_some(program, sample),
+            rates_of_tensors(program, sample),
             _options(program),
             _flags(program),
             _calls(program),
@@ -157,23 +157,6 @@ def _resets(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit
         ):
             says = f"{what} is lost every {period} steps"
             yield discrete("state_reset", says, partial(replace, period=period, lost=frozenset(lost)))
-
-
-def _rates_of_some(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
-    """Yield another learning rate of those tensors that differ, or none, where others are equal."""
-    # Each beside its own update: a tensor that hardly moves is not an equal one.
-    own = sample.of_tensors(sample.update / sample.scale[:, None])
-    off = np.any(sample.of_tensors(sample.misfit(program)) > EQUAL * own, axis=0)
-    if not off.any() or off.all():
-        return
-    which = listed(program, np.asarray(off))
-    yield OptimizerEdit(
-        "rate_of_some",
-        lambda p, v: replace(p, factor=np.where(off, v[0], 1.0)),
-        lambda v: f"learning rate of {which} times {number(v[0])}" if v[0] else f"not updated in the port: {which}",
-        (Unknown((0.5,), low=-1.0),),
-        frozenset({"lr_scaled", "warmup_start", "lr_off_by_one", "scheduler_too_fast"}),
-    )
 
 
 def _losing(program: OptimizerProgram, at: int, lost: frozenset[str]) -> OptimizerProgram:

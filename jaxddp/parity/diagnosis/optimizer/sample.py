@@ -48,6 +48,10 @@ class Sample:
     scale: np.ndarray
     _known: dict[bytes, list[ElementGroup]] = field(default_factory=dict, compare=False)
 
+    def at(self, tensor: int) -> np.ndarray:
+        """Return the places of a tensor's elements."""
+        return np.flatnonzero(self.tensor_of == tensor)
+
     def predict(self, program: OptimizerProgram) -> np.ndarray:
         """Return the updates of each step, (S, E)."""
         predicted = np.empty_like(self.update)

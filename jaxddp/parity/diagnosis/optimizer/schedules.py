@@ -12,6 +12,8 @@ from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 
 FAULT = "schedule"
+FEWEST = 3  # rates that show a curve
+STRAIGHT = 1e-6  # relative difference of the steps of a line, whose rates a framework may compute in float32
 NEAR = 1e-9  # relative difference of rates from a curve; measured: 2e-16 for torch's schedules
 OTHERS = frozenset({"lr_scaled", "loss_scale", "lr_off_by_one", "scheduler_too_fast", "warmup_start"})
 Curve = Callable[[np.ndarray], np.ndarray]
@@ -38,6 +40,7 @@ def schedule_edits(program: OptimizerProgram, counts: dict[int, str]) -> Iterato
         if n != program.restored_at or steps > 2 * n:  # one restart, where the run restores, is a lost position
             yield discrete(FAULT, f"the schedule starts again every {n} steps", _at(partial(_repeated, n)))
     yield from _floor(program)
+    yield from _power(program)
     yield from _stretched(program)
 
 
@@ -59,24 +62,78 @@ def _at(clock: Callable[[np.ndarray], np.ndarray]) -> Callable[[OptimizerProgram
 
 
 def _floor(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
-    """Yield another lowest rate f: with the first rate r_0 the highest, f + (1 - f / r_0) r_t."""
-    first = float(program.rates[0].max())
-    taken = program.rates[: len(program.index)]
-    if first * (1 + NEAR) < taken.max() or taken.min() == first:
+    """Yield another lowest rate f': with the peak p, p + (r_t - p) (p - f') / (p - f) from the peak on.
+
+    The reference's lowest rate f is known if the schedule reaches it; else f' is said for f = 0.
+    """
+    column = column_of(program)
+    top, peak = last_peak(column), float(column.max())
+    if not (column[top : len(program.index)] < peak).any():
+        return
+    lowest = float(column[top:].min())
+    least = lowest if np.argmin(column[top:]) < len(column) - top - 1 else 0.0
+
+    def lowest_of(values: Values) -> float:
+        """Return 0 for a fitted value that is a float32's rounding of the other rates away from 0."""
+        return values[0] if values[0] > STRAIGHT * peak else 0.0
+
+    def change(program: OptimizerProgram, values: Values) -> OptimizerProgram:
+        share = (peak - lowest_of(values)) / (peak - least)
+        return _falling(program, top, lambda rates: peak + (rates - peak) * share)
+
+    def says(values: Values) -> str:
+        if least:
+            return f"the learning rate falls to {number(lowest_of(values))}, the reference's to {number(least)}"
+        return f"the learning rate falls towards a least rate that is {number(values[0])} higher"
+
+    unknown = Unknown((0.1 * peak,), unit=peak, low=-STRAIGHT * peak, high=peak, likely=(0.0,), rounded=True)
+    yield OptimizerEdit(FAULT, change, says, (unknown,), OTHERS)
+
+
+def _power(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
+    """Yield a power of the reference's share of the peak, as of a line that falls to 0."""
+    column = column_of(program)
+    top, peak = last_peak(column), float(column.max())
+    falling = column[top : len(program.index)]
+    steps = falling[1:] / falling[:-1]
+    if len(falling) < FEWEST or falling.min() <= 0 or np.allclose(steps, steps[0], rtol=NEAR):  # a power is a stretch
         return
 
     def change(program: OptimizerProgram, values: Values) -> OptimizerProgram:
-        return replace(program, rates=program.rates * (1 - values[0] / first) + values[0] * program.rates[0] / first)
+        return _falling(program, top, lambda rates: peak * (rates / peak) ** values[0])
 
     def says(values: Values) -> str:
-        return f"the learning rate falls towards a least rate that is {number(values[0])} higher"
+        return f"the learning rate's share of its peak is the reference's to the power {number(values[0])}"
 
-    yield OptimizerEdit(FAULT, change, says, (Unknown((0.1 * first,), unit=first, high=first),), OTHERS)
+    yield OptimizerEdit(FAULT, change, says, (Unknown((2.0, 0.5), low=1e-3, likely=(2.0, 3.0, 0.5)),), OTHERS)
+
+
+def column_of(program: OptimizerProgram) -> np.ndarray:
+    """Return the rates of the tensor whose rate is the highest."""
+    return program.rates[:, np.argmax(program.rates.max(axis=0))]
+
+
+def last_peak(rates: np.ndarray) -> int:
+    """Return the step from which the rates fall.
+
+    >>> last_peak(np.array([0.5, 1.0, 1.0, 0.7, 1.0]))
+    2
+    """
+    top = int(np.argmax(rates))
+    lower = np.flatnonzero(rates[top:] < rates[top])
+    return top + int(lower[0]) - 1 if len(lower) else len(rates) - 1
+
+
+def _falling(program: OptimizerProgram, top: int, change: Callable[[np.ndarray], np.ndarray]) -> OptimizerProgram:
+    """Return the program with other rates from the peak on."""
+    column = column_of(program)
+    after = np.concatenate([column[:top], change(column[top:])])
+    return replace(program, rates=after[:, None] * (program.rates[top] / column[top]))
 
 
 def _stretched(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     """Yield the reference's curve, run through more slowly; a faster clock advances several times per step."""
-    column = program.rates[:, np.argmax(program.rates.max(axis=0))]
+    column = column_of(program)
     curve = curve_of(column) or curve_of(column[: len(program.index)])
     if curve is None:
         return

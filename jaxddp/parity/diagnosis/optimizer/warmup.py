@@ -5,7 +5,7 @@ The reference's rates r_0, r_1, ... rise in a line up to r_w. With p = r_w, a po
     rate_t = b + (p - b) t / m  for t < m;  r_max(t - s, w)  from there on, s = 0 or s = m - w
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,18 +13,19 @@ import numpy as np
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
+from jaxddp.parity.diagnosis.optimizer.schedules import STRAIGHT, column_of, curve_of, last_peak
 
 FAULT = "warmup_start"
-STRAIGHT = 1e-6  # relative difference of the steps of a line, whose rates a framework may compute in float32
 ENDS = {1: "ends a step later", -1: "ends a step earlier"}
 # With a factor, a line up to the peak could be any line. Other schedule faults do not combine with these.
 OTHERS = frozenset({"lr_scaled", "loss_scale", "dampening", "lr_off_by_one", "scheduler_too_fast"})
+LONGEST = 3  # a warm-up takes less than so many times the steps of the run
 FEWEST = 3  # steps that show that rates are a line
 
 
 def warmup_edits(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     """Yield a warm-up from another rate, of a step more or less, and none; nothing if the reference has none."""
-    column = program.rates[:, np.argmax(program.rates.max(axis=0))]
+    column = column_of(program)
     end = _end(column)
     if end == len(column) - 1 > 0:
         yield from (_of_unknown_length(column),) if len(program.index) >= FEWEST else ()
@@ -37,6 +38,7 @@ def warmup_edits(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
             f"the learning rate has no warm-up, the reference's starts at {number(column[0])}",
             lambda r: replace(r, rates=r.rates[np.minimum(np.arange(len(column)) + end, len(column) - 1)]),
         )
+        yield from _of_other_lengths(column, end, len(program.index))
 
 
 def _end(rates: np.ndarray) -> int:
@@ -78,6 +80,38 @@ def _from_another_rate(column: np.ndarray, end: int, later: int, shift: int) -> 
     likely = (column[0], peak / steps, peak / (steps + 1), peak)
     unknown = Unknown((column[0],), unit=peak, low=-STRAIGHT * peak, likely=likely, rounded=True)
     return OptimizerEdit(FAULT, change, says, (unknown,), OTHERS)
+
+
+def _of_other_lengths(column: np.ndarray, end: int, steps: int) -> Iterator[OptimizerEdit]:
+    """Yield a warm-up of several steps more or less; the rest is later by as many, or ends where the reference's ends.
+
+    A warm-up of n steps from b is b + (p - b) t / n, or p (t + 1) / n if the reference's is.
+    """
+    peak, first, top, last = column[end], column[0], last_peak(column), int(np.argmin(column[end:])) + end
+    ahead = int(np.isclose(first * (end + 1), peak, rtol=STRAIGHT, atol=0))
+    length = end + ahead
+    rest = curve_of(column[top : last + 1]) if last > top else None
+    t = np.arange(len(column))
+    for other in range(1, LONGEST * steps):
+        begin = top + other - length
+        if abs(other - length) < 2 or begin < 0:  # a step more or less: see `_from_another_rate`
+            continue
+        share = np.minimum((t + ahead) / other, 1.0)
+        line = peak * share if ahead else first + (peak - first) * share
+        says = f"the learning rate's warm-up takes {other} steps, the reference's {length}"
+        later = np.where(t < begin, line, column[np.clip(t - other + length, top, len(column) - 1)])
+        rests = {"; the rest of the schedule is as much later": later}
+        if rest is not None and begin < last:
+            places = np.clip((t - begin) * (last - top) / (last - begin), 0, last - top)
+            rests["; the schedule ends at the same step"] = np.where(t < begin, line, rest(places))
+        alike = all(np.array_equal(rates[:steps], later[:steps]) for rates in rests.values()) or begin >= steps
+        for more, rates in [*rests.items()][: 1 if alike else None]:
+            yield discrete(FAULT, says if alike else f"{says}{more}", _with_rates(column, end, rates))
+
+
+def _with_rates(column: np.ndarray, end: int, rates: np.ndarray) -> Callable[[OptimizerProgram], OptimizerProgram]:
+    """Return a change to these rates, which other groups have in proportion."""
+    return lambda program: replace(program, rates=rates[:, None] * (program.rates[end] / column[end]))
 
 
 def _of_unknown_length(column: np.ndarray) -> OptimizerEdit:

@@ -18,7 +18,8 @@ from tests.support.read_programs import evidence_between, linear, norm
 CLEAN = 1e-14  # measured: up to 4e-16
 TOKENS, LENGTH, WIDTH, CLASSES, EXAMPLES = 9, 6, 4, 3, 5
 WEIGHTS, BOUND = (1.0, 2.0, 0.5), 2.0
-Params, Batch = Mapping[str, jax.Array], Mapping[str, jax.Array]
+Params = Mapping[str, jax.Array]
+Batch = Mapping[str, jax.Array]
 
 
 class Tagger(nn.Module):

@@ -1,0 +1,52 @@
+"""Mistakes in the learning rates of some tensors: another one, none, or another one for each group."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.optimizer.decay import listed
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
+from jaxddp.parity.diagnosis.optimizer.fit import Unknown
+from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
+from jaxddp.parity.diagnosis.optimizer.sample import Sample
+
+EQUAL = 1e-9  # misfit of a step or tensor that is equal
+
+
+def rates_of_tensors(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
+    """Yield other learning rates of some tensors."""
+    yield from _of_some(program, sample)
+    yield from _of_groups(program, sample)
+
+
+def _of_some(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
+    """Yield another learning rate of those tensors that differ, or none, where others are equal."""
+    # Each beside its own update: a tensor that hardly moves is not an equal one.
+    own = sample.of_tensors(sample.update / sample.scale[:, None])
+    off = np.any(sample.of_tensors(sample.misfit(program)) > EQUAL * own, axis=0)
+    if not off.any() or off.all():
+        return
+    which = listed(program, np.asarray(off))
+    yield OptimizerEdit(
+        "rate_of_some",
+        lambda p, v: replace(p, factor=np.where(off, v[0], 1.0)),
+        lambda v: f"learning rate of {which} times {number(v[0])}" if v[0] else f"not updated in the port: {which}",
+        (Unknown((0.5,), low=-1.0),),
+        frozenset({"lr_scaled", "warmup_start", "lr_off_by_one", "scheduler_too_fast"}),
+    )
+
+
+def _of_groups(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
+    """Yield another learning rate of each of several groups, if each tensor's updates are a multiple of its own."""
+    predicted = sample.predict(program)
+    tensors = range(len(program.names))
+    products = ((predicted[:, at] * sample.update[:, at], predicted[:, at] ** 2) for at in map(sample.at, tensors))
+    with np.errstate(all="ignore"):
+        factors = np.array([float(f"{both.sum() / squares.sum():.6g}") for both, squares in products])
+    groups = [factor for factor in np.unique(factors) if factor != 1]
+    if not np.isfinite(factors).all() or not 1 < len(groups) <= len(program.names) // 2:
+        return
+    each = (f"of {listed(program, factors == factor)} times {number(factor)}" for factor in groups)
+    says = f"learning rate {', '.join(each)}"
+    yield discrete("rate_of_some", says, lambda p: replace(p, factor=factors))
