@@ -1,27 +1,24 @@
-"""Plant faults in a torch loss: while it runs, some function calls return something else.
+"""Calls of torch functions in a loss, and faults that change them.
 
 Modules and functional losses call the same functions (`F.gelu`, `F.layer_norm`, `Tensor.reshape`),
 so one mechanism reaches both. A call has a `Site`: the k-th call of a function of that name. A
 `Change` is the effect of a fault on one call; a `Patch` is a change at one site or at several.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FunctionType
 from typing import Any, Protocol
 
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from jaxddp.parity.diagnosis.forward.fit import Item
 from jaxddp.parity.diagnosis.forward.signatures import parameters_of
-from jaxddp.parity.operations import Moments, SourceLine, calling_lines, line_of_user, moments
+from jaxddp.parity.operations import Moments, SourceLine
 
 Site = tuple[str, int]
 Gather = Callable[[Tensor], Sequence[Tensor]]
 
-COMPOSITE = ("multi_head_attention_forward",)  # functions whose inner calls are the sites
+OF = " of "  # in a site of an inner call: function of part
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +26,8 @@ class Call:
     """A call of a torch function in a running loss.
 
     Attributes:
-        site: name of the function, and number of its earlier calls.
+        site: name of the function, and number of its earlier calls; of an inner call of a recurrent layer: name of the
+            function, what it computes, and number of the cell.
         function, args, kwargs: the function and its arguments.
         module: name of the innermost module that is being executed; "" for the root, None outside.
         count_more: function that adds a number to the "count" that the loss function returns.
@@ -40,6 +38,7 @@ class Call:
         into: recorded calls whose first argument is the result.
         line: the user's line that makes the call, if it was recorded; None: unknown.
         results: moments of the tensors that it returned, if it was recorded.
+        within: the call of which it is an inner call; None: it is of the user's program.
     """
 
     site: Site
@@ -54,10 +53,16 @@ class Call:
     into: list["Call"] = field(default_factory=list)
     line: SourceLine | None = None
     results: tuple[Moments, ...] = ()
+    within: Site | None = None
 
     @property
     def name(self) -> str:
         """Name of the function."""
+        return self.site[0].partition(OF)[0]
+
+    @property
+    def words(self) -> str:
+        """Name of the function, and what an inner call computes: "tanh of the cell state"."""
         return self.site[0]
 
     def get(self, parameter: str, default: Any = None) -> Any:
@@ -171,7 +176,7 @@ class Patch(Item):
         where = f"layer {self.where}" if self.where.isdigit() else self.where  # of an nn.Sequential
         has = (
             ""
-            if change.reference is None or change.fault == "factor"
+            if change.reference is None or change.fault in ("factor", "addend")
             else f", the reference has {change.reference:.10g}"
         )
         return f"{change.what}{value}{f' in {where}' if where else ''}{has}"
@@ -209,84 +214,6 @@ class Patch(Item):
         return self.change.fault == other.change.fault and bool(self.sites & other.sites)
 
 
-class CallTrace(TorchFunctionMode):
-    """Context manager that counts calls and replaces those at the patched sites.
-
-    Args:
-        patches: the faults.
-        gather: see `Call`.
-        modules: names of the modules that are being executed, innermost last; calls are recorded if given.
-        reads: record lines and moments, too.
-
-    Attributes:
-        recorded: the calls in order; empty without `modules`.
-        more: sum of the numbers added to the count.
-
-    >>> import torch
-    >>> gelu = Change("gelu_approximation", "", lambda call, proceed, _: proceed(call.but(approximate="tanh")))
-    >>> with CallTrace([Patch(gelu, frozenset({("gelu", 1)}))]):
-    ...     [torch.nn.functional.gelu(torch.tensor([1.0, 2.0])) for _ in range(2)]
-    [tensor([0.8413, 1.9545]), tensor([0.8412, 1.9546])]
-    """
-
-    def __init__(
-        self,
-        patches: Iterable[Patch] = (),
-        gather: Gather = lambda tensor: (tensor,),
-        modules: list[str] | None = None,
-        reads: bool = False,
-    ):
-        super().__init__()
-        self._patches: dict[Site, list[Patch]] = defaultdict(list)
-        # Values are set before the changes that depend on them.
-        patches = sorted(patches, key=lambda patch: (not patch.change.lockstep, patch.value is None))
-        for patch in patches:
-            for site in patch.sites:
-                self._patches[site].append(patch)
-        self._wanted = {site for patch in patches for one in patch.all_changes for site in one.needs}
-        self._earlier: dict[Site, Any] = {}
-        self._gather = gather
-        self._modules, self._reads = modules, reads
-        self._counter: Counter[str] = Counter()
-        self._makers: dict[int, Call] = {}
-        self.recorded: list[Call] = []
-        self.more = 0.0
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = func.__name__
-        if name in COMPOSITE:
-            with self:
-                return _opened(func)(*args, **kwargs or {})
-        site = name, self._counter[name]
-        self._counter[name] += 1
-        patches = self._patches.get(site, ())
-        if not patches and self._modules is None and site not in self._wanted:
-            return func(*args, **kwargs or {})
-        call = Call(site, func, args, kwargs or {}, None, self._count_more, self._gather, self._earlier.get)
-        result = _answered(call, list(patches))
-        if site in self._wanted:
-            self._earlier[site] = result
-        if self._modules is not None:
-            self._record(call, result)
-        return result
-
-    def _count_more(self, number: float) -> None:
-        self.more += number
-
-    def _record(self, call: Call, result: Any) -> None:
-        module = self._modules[-1] if self._modules else None
-        real = (x for x in tensors_in(result) if self._reads and not x.is_complex())
-        results = tuple(moments(x.detach().numpy()) for x in real)
-        line = line_of_user(calling_lines()) if self._reads else None
-        call = replace(call, module=module, result=result, line=line, results=results)
-        if call.args and id(call.args[0]) in self._makers:
-            self._makers[id(call.args[0])].into.append(call)
-        self.recorded.append(call)  # keeps the result alive, so that no other object gets its id
-        self._makers[id(result)] = call
-
-
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in nested arguments or results."""
     if isinstance(value, Tensor):
@@ -296,20 +223,3 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(one)
     elif isinstance(value, Mapping):
         yield from tensors_in([*value.values()])
-
-
-def _answered(call: Call, patches: list[Patch]) -> Any:
-    if not patches:
-        return call.run()
-    patch = patches[0]
-    return patch.changes.get(call.site, patch.change).answer(
-        call, lambda call: _answered(call, patches[1:]), 0.0 if patch.value is None else patch.value
-    )
-
-
-def _opened(function: Any) -> Callable[..., Any]:
-    """Return the function without its check for overrides, so that its inner calls are intercepted, too."""
-    names = function.__globals__ | {"has_torch_function": lambda arguments: False}
-    opened = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    opened.__kwdefaults__ = function.__kwdefaults__
-    return opened

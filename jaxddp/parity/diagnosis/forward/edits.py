@@ -19,6 +19,11 @@ from jaxddp.parity.diagnosis.forward.signatures import parameters_of
 Replace = Callable[[Call, Any], Call]  # returns the call with another value
 AXES = ("dim", "dims", "axis", "dim0", "dim1")
 NOT_TRIED = (*AXES, "normalized_shape", "chunks", "num_layers", "groups", "dtype", "_stacklevel", "inplace", "keepdim")
+MOVERS = (
+    *("reshape", "view", "flatten", "unflatten", "permute", "transpose", "movedim", "swapaxes", "t", "flip", "roll"),
+    *("__getitem__", "chunk", "split", "unbind", "cat", "stack", "squeeze", "unsqueeze", "expand", "repeat", "gather"),
+    *("__get__", "contiguous", "sort", "index_select", "unfold", "narrow", "select"),
+)
 OPTIONS: dict[str, tuple[str, ...]] = {
     "reduction": ("mean", "sum"),
     "approximate": ("none", "tanh"),
@@ -86,7 +91,7 @@ POOLS: Sequence[tuple[str, Callable[..., Any]]] = tuple(
 
 def edits_of_arguments(call: Call) -> Iterator[Change]:
     """Yield every edit of a call's own arguments and of its function."""
-    for edits in (numbers, axes, options, other_functions, indices):
+    for edits in (numbers, axes, options, other_functions, indices, not_rescaled):
         yield from edits(call)
 
 
@@ -121,7 +126,7 @@ def numbers(call: Call) -> Iterator[Change]:
     for name, value, but in arguments_of(call):
         if not _is_number(value) or name in NOT_TRIED:
             continue
-        what = OPERANDS.get(call.name, f"{call.name}'s {name}")
+        what = OPERANDS.get(call.name, f"{call.words}'s {name}")
         if isinstance(value, float) or call.name in OPERANDS or name == "value":
             start = 2.0 * value if value else 1.0
             fitted = _with(but)
@@ -152,7 +157,7 @@ def axes(call: Call) -> Iterator[Change]:
         if name in AXES and isinstance(value, int) and not isinstance(value, bool):
             for axis in range(len(shape)):
                 if axis != value % len(shape):
-                    what = f"{call.name} over axis {axis} instead of {value % len(shape)}"
+                    what = f"{call.words} over axis {axis} instead of {value % len(shape)}"
                     yield Change("other_axis", what, _with(but, axis), tier=3)
 
 
@@ -170,9 +175,9 @@ def options(call: Call) -> Iterator[Change]:
         elif isinstance(value, Tensor) and defaults.get(name, value) is None:
             others = (None,)
         for other in others:
-            without = f"{call.name} without {name}"
+            without = f"{call.words} without {name}"
             zeros = " (zeros)" if other == "constant" else ""
-            what = without if other is None else f"{call.name}'s {name} {other!r}{zeros} instead of {value!r}"
+            what = without if other is None else f"{call.words}'s {name} {other!r}{zeros} instead of {value!r}"
             yield Change("other_option", what, _with(but, other), tier=3)
 
 
@@ -202,11 +207,21 @@ def _others(
                 args, kwargs = given(call)
                 return function(*args, **kwargs)
 
-            yield Change("other_function", f"{name} instead of {call.name.rstrip('_')}", answer, tier=3)
+            yield Change("other_function", f"{name} instead of {call.words.rstrip('_')}", answer, tier=3)
 
 
 def _tensors(call: Call) -> list[Tensor]:
     return [*tensors_in((call.args, call.kwargs))]
+
+
+def not_rescaled(call: Call) -> Iterator[Change]:
+    """Yield dropout whose kept values stay as they are."""
+    if call.name.startswith("dropout") and call.get("training", True) and 0 < (p := call.get("p", 0.5)) < 1:
+
+        def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+            return proceed(call) * (1 - p)
+
+        yield Change("other_option", f"{call.words} without the division by 1 - p = {1 - p:.4g}", answer, tier=3)
 
 
 def indices(call: Call) -> Iterator[Change]:

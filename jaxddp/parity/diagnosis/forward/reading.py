@@ -2,14 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from jaxddp.parity.diagnosis.forward.calls import Call, Patch, tensors_in
-from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments, numbers_of
+from jaxddp.parity.diagnosis.forward.calls import Call, Patch, Site, tensors_in
+from jaxddp.parity.diagnosis.forward.edits import MOVERS, edits_of_arguments, numbers_of
 from jaxddp.parity.diagnosis.forward.fit import IMPOSSIBLE
 from jaxddp.parity.diagnosis.forward.rewiring import edits_of_connections, edits_of_gradients
 from jaxddp.parity.diagnosis.forward.sites import patches_of
@@ -19,17 +21,13 @@ from jaxddp.parity.operations import (
     Operations,
     Results,
     SourceLine,
+    are_near,
     differing,
     moments,
     origins,
     readings,
 )
 
-MOVERS = (
-    *("reshape", "view", "flatten", "unflatten", "permute", "transpose", "movedim", "swapaxes", "t", "flip", "roll"),
-    *("__getitem__", "chunk", "split", "unbind", "cat", "stack", "squeeze", "unsqueeze", "expand", "repeat", "gather"),
-    *("__get__", "contiguous", "sort", "index_select", "unfold", "narrow", "select"),
-)
 LEFT_OUT = ("call_left_out", "operand_left_out", "call_moved")  # edits after which a call returns an input
 MOST_NUMBERS = 24  # of the port that are tried in a place
 
@@ -60,11 +58,13 @@ def program_of(calls: Sequence[Call]) -> Operations:
     """
     makers: dict[int, int] = {}
     operations = []
+    opened = {call.within for call in calls}  # what they return, their inner calls make
     for index, call in enumerate(calls):
         given = tensors_in((call.args, call.kwargs))
         inputs = dict.fromkeys(makers[id(x)] for x in given if id(x) in makers)
         operations.append(Operation(call.name, tuple(inputs), tuple(numbers_of(call)), call.line, call.results))
-        makers |= {id(x): index for x in tensors_in(call.result)}
+        if call.site not in opened:
+            makers |= {id(x): index for x in tensors_in(call.result)}
     return tuple(operations)
 
 
@@ -117,13 +117,17 @@ def candidates(
         Edits after which a call returns what the port computes somewhere, and all others.
     """
     names = _in_words(calls, names)
-    here = _with_movers(calls, parted)
+    here = _first_of_sites(calls, _with_movers(calls, parted) if parted.of_torch else range(len(calls)))
     if parted.of_torch:
-        changes = [(calls[index], change) for index in here for change in edits_of_arguments(calls[index])]
-        changes += edits_of_connections(calls, here, parted.primitives, names)
+        changes = [(calls[index], change) for index in here.values() for change in edits_of_arguments(calls[index])]
+        changes += edits_of_connections(calls, here.values(), parted.primitives, names)
     else:
-        changes = [(call, change) for call in calls for change in edits_of_gradients(call, names)]
-    place = {call.site: index for index, call in enumerate(calls)}
+        changes = [
+            (call, change)
+            for call in map(calls.__getitem__, here.values())
+            for change in edits_of_gradients(call, names)
+        ]
+    place = _first_of_sites(calls, range(len(calls))) | here
     ways = zip(*map(readings, parted.numbers), strict=False) if parted.of_torch else ()
     numbers = [*dict.fromkeys(itertools.chain(*ways))][:MOST_NUMBERS]  # as they are first
     patches = []
@@ -132,7 +136,7 @@ def candidates(
             patches += [replace(patch, value=x, given=True) for x in numbers if x != patch.change.reference]
         patches.append(patch)
     patches.sort(key=lambda patch: (min(map(place.__getitem__, patch.sites)), patch.tier))
-    trial = CallTrial(calls, parted)
+    trial = CallTrial(calls, parted, place)
     fitting = [patch for patch in patches if trial.fits(patch)]
     chosen = {id(patch) for patch in fitting}
     return fitting, [patch for patch in patches if id(patch) not in chosen]
@@ -171,7 +175,7 @@ def _line_of_jax(parted: Parting, index: int | None, number: float | None) -> So
 
 def _in_words(calls: Sequence[Call], names: Mapping[int, str]) -> dict[int, str]:
     """Return what each tensor is: a parameter, or the result of a call."""
-    words = {id(x): f"the result of {call.name}" for call in calls for x in tensors_in(call.result)}
+    words = {id(x): f"the result of {call.words}" for call in calls for x in tensors_in(call.result)}
     return words | dict(names)
 
 
@@ -181,32 +185,34 @@ class CallTrial:
     Args:
         calls: the calls of the loss, recorded with their moments.
         parted: where the programs part.
+        place: site -> index of the call that is edited, the first of that site that parts.
     """
 
-    def __init__(self, calls: Sequence[Call], parted: Parting):
-        self._calls = {call.site: call for call in calls}
-        self._place = {call.site: index for index, call in enumerate(calls)}
+    def __init__(self, calls: Sequence[Call], parted: Parting, place: Mapping[Site, int]):
+        self._calls, self._place = calls, place
+        self._inside = set(parted.of_torch)
         self._known = Results(tuple(parted.jax[index] for index in parted.of_jax))
-        inside = set(parted.of_torch)
-        self._origins = {calls[index].site for index in origins(parted.torch, inside)}
+        self._origins = {calls[index].site for index in origins(parted.torch, self._inside)}
         # A call left out returns an input; it fits if both sides compute that.
-        self._from_equal = {calls[k].site for k in inside if not inside.issuperset(parted.torch[k].inputs)}
+        self._from_equal = {calls[k].site for k in self._inside if not self._inside.issuperset(parted.torch[k].inputs)}
 
     def fits(self, patch: Patch) -> bool:
         """Return whether the call, edited, returns what the port computes and the reference does not.
 
         What a call returns that is left out, both compute; it fits if the programs part there, and so may any number of
-        such a call.
+        such a call. Moments do not show in which order values are, so an edit that moves them fits as well.
         """
         site = min(patch.sites, key=self._place.__getitem__)
         change = patch.changes.get(site, patch.change)
+        index = self._place[site]
+        recorded = self._calls[index]
+        moves = recorded.name in MOVERS and index not in self._inside
         if patch.reference is not None:  # its value is not known yet
             return change.fault == "number" and site in self._origins
         if change.fault in LEFT_OUT:
-            return site in self._from_equal or site in self._origins
-        recorded = self._calls[site]
+            return moves or site in self._from_equal or site in self._origins
         copies = tuple(x.clone() if isinstance(x, Tensor) else x for x in recorded.args)  # a call may work in place
-        call = replace(recorded, args=copies, earlier=lambda site: self._calls[site].result)
+        call = replace(recorded, args=copies, earlier=partial(self._earlier, index))
         try:
             with torch.no_grad():
                 result = change.answer(call, Call.run, 0.0 if patch.value is None else patch.value)
@@ -215,11 +221,27 @@ class CallTrial:
         if any(result is x for x in call.args):  # a fault of the catalogue that leaves the call out
             return site in self._from_equal or site in self._origins
         results = tuple(moments(x.detach().numpy()) for x in tensors_in(result))
+        if moves and len(results) == len(recorded.results):
+            return all(map(are_near, results, recorded.results))
         return bool(results) and self._known.has(Operation(call.name, (), (), None, results))
+
+    def _earlier(self, index: int, site: Site) -> Any:
+        """Return the last result at a site before a call."""
+        return next((call.result for call in reversed(self._calls[:index]) if call.site == site), None)
+
+
+def _first_of_sites(calls: Sequence[Call], indices: Iterable[int]) -> dict[Site, int]:
+    """Return the first of some calls at each site: a call of a recurrent layer has one site at all time steps."""
+    firsts: dict[Site, int] = {}
+    for index in indices:
+        firsts.setdefault(calls[index].site, index)
+    return firsts
 
 
 def _with_movers(calls: Sequence[Call], parted: Parting) -> list[int]:
-    """Return the calls that part, and those before them that only move values, which moments do not show."""
+    """Return the calls that part, and those that moments may not show: before them, moves of values; around them, the
+    calls of which they are inner calls, and all moves inside of these.
+    """
     found = set(parted.of_torch)
     waiting = list(origins(parted.torch, found))
     while waiting:
@@ -227,4 +249,6 @@ def _with_movers(calls: Sequence[Call], parted: Parting) -> list[int]:
             if index not in found and calls[index].name in MOVERS:
                 found.add(index)
                 waiting.append(index)
-    return sorted(found)
+    outer = {calls[index].within for index in found} - {None}
+    moves = {k for k, call in enumerate(calls) if call.within in outer and call.name in MOVERS}
+    return sorted(found | moves | {k for k, call in enumerate(calls) if call.site in outer})

@@ -26,7 +26,7 @@ FAULTS = 3  # most faults that are found one after the other
 OTHERS = 4 * BATCH  # most edits that are tried although no call, edited, returns what the port computes
 PLAIN = 3  # highest tier of an edit that is one of several: two that can stand for many would explain anything
 # Edits that can stand for many: where several of them do the same, none of them is likely to be what was written.
-LOOSE = frozenset({"factor", "other_operand", "call_added", "call_moved"})
+LOOSE = frozenset({"factor", "addend", "other_operand", "call_added", "call_moved"})
 FIRSTS = 4  # edits that are followed when none explains the difference
 
 

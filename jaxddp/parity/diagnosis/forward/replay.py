@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jaxddp.parity.diagnosis.forward.calls import Call, CallTrace, Gather, Patch
+from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
+from jaxddp.parity.diagnosis.forward.calls import Call, Gather, Patch
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.forward.sites import trace
 from jaxddp.parity.excerpts import excerpt

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site
-from jaxddp.parity.diagnosis.forward.edits import OPERANDS, orders_of
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site, tensors_in
+from jaxddp.parity.diagnosis.forward.combining import exchanged, other_means
+from jaxddp.parity.diagnosis.forward.composites import CELLS, GATES
+from jaxddp.parity.diagnosis.forward.edits import MOVERS, OPERANDS, orders_of
 
 
 def _sorted(x: Tensor, axis: int) -> Tensor:
@@ -38,7 +40,6 @@ ADDED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[str, ...]]] = {
 }
 Operands = Sequence[tuple[int, str]]  # position and name of each operand of a call
 JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
-GATES = {"lstm": 4, "gru": 3}
 ITSELF = ("__get__", "detach", "contiguous", "clone", "size", "dim", "to", "float", "double")
 
 
@@ -56,11 +57,15 @@ def edits_of_connections(
     for index in here:
         call = calls[index]
         operands = [(k, names.get(id(x), f"operand {k + 1}")) for k, x in enumerate(call.args) if _is_float(x)]
-        own = (_left_out(call), _only_one(call, operands), _reordered(call), _scaled(call, operands))
+        own = (_left_out(call), _only_one(call, operands), _reordered(call), _scaled(call, operands), _from_zeros(call))
         yield from ((call, change) for changes in own for change in changes)
+        if not {"add", "sub"}.isdisjoint(primitives):
+            yield from ((call, change) for change in _plus(call, operands))
         yield from ((call, change) for change in _added(call, operands, primitives))
         yield from _moved(calls, index)
         yield from _elsewhere(calls, index, operands, names)
+        yield from exchanged(calls, index, names)
+        yield from other_means(calls, index, names)
 
 
 def edits_of_gradients(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
@@ -74,7 +79,7 @@ def edits_of_gradients(call: Call, names: Mapping[int, str]) -> Iterator[Change]
         yield Change("gradient_not_stopped", "the gradient is not stopped", _not_stopped, tier=3)
     for position, x in enumerate(call.args):
         if _is_float(x) and x.requires_grad:
-            where = f"{names.get(id(x), f'operand {position + 1}')} in {call.name}"
+            where = f"{names.get(id(x), f'operand {position + 1}')} in {call.words}"
             yield Change("gradient_stopped", f"no gradient reaches {where}", _gradient_of(position, stop=True), tier=3)
             what = f"the gradient of {where}, times"
             least = -float("inf")
@@ -94,7 +99,10 @@ def _left_out(call: Call) -> Iterator[Change]:
     """Yield no call: its first argument instead of its result."""
     if _keeps_shape(call):
         by = "".join(f" by {x:.4g}" for x in call.args[1:2] if isinstance(x, int | float) and call.name in OPERANDS)
-        yield Change("call_left_out", f"no {call.name}{by}", lambda call, proceed, value, /: call.args[0], tier=3)
+        yield Change("call_left_out", f"no {call.words}{by}", _operand(0), tier=3)
+        if call.name == "flip" and call.within:  # that of the inputs and that of the outputs
+            what = "no flip: the direction backwards reads forwards"
+            yield Change("call_left_out", what, _operand(0), setting=True, tier=3)
 
 
 def _only_one(call: Call, operands: Operands) -> Iterator[Change]:
@@ -103,7 +111,7 @@ def _only_one(call: Call, operands: Operands) -> Iterator[Change]:
         for position, _ in operands:
             if call.args[position].shape == call.result.shape:
                 others = " and ".join(name for other, name in operands if other != position)
-                yield Change("operand_left_out", f"{others} left out of {call.name}", _operand(position), tier=3)
+                yield Change("operand_left_out", f"{others} left out of {call.words}", _operand(position), tier=3)
 
 
 def _operand(position: int) -> Answer:
@@ -142,8 +150,36 @@ def _scaled(call: Call, operands: Operands) -> Iterator[Change]:
         def answer(call: Call, proceed: Proceed, value: float, /, position: int = position) -> Any:
             return proceed(call.but_at(position, call.args[position] * value))
 
-        what, least = f"{name} in {call.name} times", -float("inf")
+        what, least = f"{name} in {call.words} times", -float("inf")
         yield Change("factor", what, answer, 1.0, 2.0, least, tier=5)
+
+
+def _plus(call: Call, operands: Operands) -> Iterator[Change]:
+    """Yield an operand plus a number; where the call itself adds or moves values, an edit of the next call does it."""
+    if call.name in (*MOVERS, "add", "add_", "sub", "rsub"):
+        return
+    for position, name in operands:
+
+        def answer(call: Call, proceed: Proceed, value: float, /, position: int = position) -> Any:
+            return proceed(call.but_at(position, call.args[position] + value))
+
+        what, least = f"{name} in {call.words} plus", -float("inf")
+        yield Change("addend", what, answer, 0.0, 1.0, least, tier=5)
+
+
+def _from_zeros(call: Call) -> Iterator[Change]:
+    """Yield a recurrent layer or cell that starts from zeros."""
+    if call.name.removesuffix("_cell") in CELLS and len(call.args) > 1:
+        states = [*tensors_in(call.args[1])]
+        if all(map(_is_float, states)) and any(bool(x.any()) for x in states):
+
+            def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+                given = call.args[1]
+                zeros = tuple(map(torch.zeros_like, tensors_in(given)))
+                return proceed(call.but_at(1, zeros[0] if isinstance(given, Tensor) else zeros))
+
+            what = f"zeros in place of the state that {call.words} is given"
+            yield Change("other_operand", what, answer, tier=3)
 
 
 def _reordered(call: Call) -> Iterator[Change]:
@@ -156,10 +192,10 @@ def _reordered(call: Call) -> Iterator[Change]:
                 parts = proceed(call)
                 return tuple(parts[k] for k in order)
 
-            yield Change("other_order", f"the parts of {call.name} in the order {order}", answer, tier=3)
+            yield Change("other_order", f"the parts of {call.words} in the order {order}", answer, tier=3)
     if call.name in JOINS and len(call.args[0]) <= 4:
         for order in orders_of(len(call.args[0])):
-            what = f"{call.name} of its tensors in the order {order}"
+            what = f"{call.words} of its tensors in the order {order}"
             yield Change("other_order", what, _joined(order), tier=3)
     if call.name in GATES:
         for order in orders_of(GATES[call.name]):
@@ -190,13 +226,13 @@ def _added(call: Call, operands: Operands, primitives: Collection[str]) -> Itera
                 ) -> Any:
                     return proceed(call.but_at(position, function(call.args[position])))
 
-                yield Change("call_added", f"{added} of {name} before {call.name}", before, tier=4)
+                yield Change("call_added", f"{added} of {name} before {call.words}", before, tier=4)
         if _is_float(call.result):
 
             def after(call: Call, proceed: Proceed, value: float, /, function: Any = function) -> Any:
                 return function(proceed(call))
 
-            yield Change("call_added", f"{added} after {call.name}", after, tier=4)
+            yield Change("call_added", f"{added} after {call.words}", after, tier=4)
 
 
 def _moved(calls: Sequence[Call], index: int) -> Iterator[tuple[Call, Change]]:
@@ -206,7 +242,7 @@ def _moved(calls: Sequence[Call], index: int) -> Iterator[tuple[Call, Change]]:
         return
     for later in calls[index + 1 : index + 1 + NEARBY]:
         if _is_float(later.result) and later.result.shape == call.result.shape and later.name not in ITSELF:
-            what = f"{call.name} after {later.name} instead of before"
+            what = f"{call.words} after {later.words} instead of before"
             yield call, Change("call_moved", what, _made_later(call.site), tier=4, also=(later.site,))
 
 
@@ -242,5 +278,5 @@ def _elsewhere(
                 ) -> Any:
                     return proceed(at.but_at(position, at.earlier(earlier.site)))
 
-                what = f"{names[id(other)]} in place of {name} in {call.name}"
+                what = f"{names[id(other)]} in place of {name} in {call.words}"
                 yield call, Change("other_operand", what, answer, tier=4, needs=(earlier.site,))

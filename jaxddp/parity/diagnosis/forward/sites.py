@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from jaxddp.parity.diagnosis.forward.calls import Call, CallTrace, Change, Patch, Site
+from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
+from jaxddp.parity.diagnosis.forward.calls import Call, Change, Patch, Site
 from torch_ref.losses import Batch, LossFunction
 
 MOST_SITES = 5  # most sites with every subset tried: a ResNet's stem, pooling and three strided stages

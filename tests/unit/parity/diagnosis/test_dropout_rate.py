@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.forward.call_changes import dropout_rate
-from jaxddp.parity.diagnosis.forward.calls import CallTrace, Patch
+from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
+from jaxddp.parity.diagnosis.forward.calls import Patch
 from jaxddp.parity.diagnosis.forward.sites import patches_of, trace
 from jaxddp.parity.port.draws import ENTRY, Draw, Pair, Served, rates_of
 from jaxddp.parity.torch_side.draws import ServedDraws

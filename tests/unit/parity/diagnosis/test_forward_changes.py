@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from jaxddp.parity.diagnosis.forward.calls import Call, CallTrace, Change
+from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
+from jaxddp.parity.diagnosis.forward.calls import Call, Change
 from jaxddp.parity.diagnosis.forward.clamps import chosen_term, clamps
 from jaxddp.parity.diagnosis.forward.deviation import deviation
 from jaxddp.parity.diagnosis.forward.layout import same_padding
