@@ -27,6 +27,7 @@ EDITS: dict[str, Fault] = {
         "the gradient passes where the reference stops it",
         "stop the gradient as torch's detach() or no_grad() does: jax.lax.stop_gradient(x)",
     ),
+    "addend": Fault("the port adds a number", "add what the reference adds"),
     "factor": Fault("a result or its gradient has another factor", "give it the factor that the reference has"),
     "schedule": Fault(
         "the learning rate follows another schedule",

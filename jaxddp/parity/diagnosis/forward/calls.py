@@ -178,7 +178,7 @@ class Patch(Item):
         where = f"layer {self.where}" if self.where.isdigit() else self.where  # of an nn.Sequential
         has = (
             ""
-            if change.reference is None or change.fault == "factor"
+            if change.reference is None or change.fault in ("factor", "addend")
             else f", the reference has {change.reference:.10g}"
         )
         return f"{change.what}{value}{f' in {where}' if where else ''}{has}"

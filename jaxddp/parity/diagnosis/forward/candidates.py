@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jaxddp.parity.diagnosis.forward.calls import Call, Change, Patch, Site, tensors_in
-from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments
+from jaxddp.parity.diagnosis.forward.edits import MOVERS, edits_of_arguments
 from jaxddp.parity.diagnosis.forward.fit import IMPOSSIBLE
 from jaxddp.parity.diagnosis.forward.index_edits import shifts
 from jaxddp.parity.diagnosis.forward.reading import Parting
@@ -25,13 +25,8 @@ from jaxddp.parity.diagnosis.forward.several_calls import (
 )
 from jaxddp.parity.diagnosis.forward.sites import patches_of
 from jaxddp.parity.diagnosis.forward.substitutes import shared_factors, substitutes
-from jaxddp.parity.operations import Operation, Results, moments, origins
+from jaxddp.parity.operations import Operation, Results, are_near, moments, origins
 
-MOVERS = (
-    *("reshape", "view", "flatten", "unflatten", "permute", "transpose", "movedim", "swapaxes", "t", "flip", "roll"),
-    *("__getitem__", "chunk", "split", "unbind", "cat", "stack", "squeeze", "unsqueeze", "expand", "repeat", "gather"),
-    *("__get__", "contiguous", "sort", "arange", "index_select", "unfold", "narrow", "select"),
-)
 PLAIN = 3  # highest tier of an edit that cannot stand for many others
 MOST_PLAIN = 8  # of the port's numbers that are tried two at a time
 LEFT_OUT = ("call_left_out", "operand_left_out", "call_moved")  # edits after which a call returns an input
@@ -162,17 +157,17 @@ class CallTrial:
 
     def __init__(self, calls: Sequence[Call], parted: Parting, place: Mapping[Site, int]):
         self._calls, self._place = calls, place
+        self._inside = set(parted.of_torch)
         self._known = Results(tuple(parted.jax[index] for index in parted.of_jax))
-        inside = set(parted.of_torch)
-        self._origins = {calls[index].site for index in origins(parted.torch, inside)}
+        self._origins = {calls[index].site for index in origins(parted.torch, self._inside)}
         # A call left out returns an input; it fits if both sides compute that.
-        self._from_equal = {calls[k].site for k in inside if not inside.issuperset(parted.torch[k].inputs)}
+        self._from_equal = {calls[k].site for k in self._inside if not self._inside.issuperset(parted.torch[k].inputs)}
 
     def fits(self, patch: Patch) -> bool:
         """Return whether the call, edited, returns what the port computes and the reference does not.
 
         What a call returns that is left out, both compute; it fits if the programs part there, and so may any number of
-        such a call.
+        such a call. Moments do not show in which order values are, so an edit that moves them fits as well.
         """
         site = min(patch.sites, key=self._place.__getitem__)
         change = patch.changes.get(site, patch.change)
@@ -181,8 +176,13 @@ class CallTrial:
         if change.fault == "calls_left_out":  # what is left in their place, both sides compute
             return True
         if change.fault in LEFT_OUT:
-            return site in self._from_equal or site in self._origins
+            return self._moves(site) or site in self._from_equal or site in self._origins
         return self.gives(patch)
+
+    def _moves(self, site: Site) -> bool:
+        """Return whether the call only moves values, and both sides have them."""
+        index = self._place[site]
+        return self._calls[index].name in MOVERS and index not in self._inside
 
     def gives(self, patch: Patch) -> bool:
         """Return whether the call, edited, returns what the port computes and the reference does not."""
@@ -201,6 +201,8 @@ class CallTrial:
         if any(result is x for x in call.args):  # a fault of the catalogue that leaves the call out
             return site in self._from_equal or site in self._origins
         results = tuple(moments(x.detach().numpy()) for x in tensors_in(result))
+        if self._moves(site) and len(results) == len(recorded.results):
+            return all(map(are_near, results, recorded.results))
         return bool(results) and self._known.has(Operation(call.name, (), (), None, results))
 
     def _earlier(self, index: int, site: Site) -> Any:
@@ -217,8 +219,8 @@ def _first_of_sites(calls: Sequence[Call], indices: Iterable[int]) -> dict[Site,
 
 
 def _with_movers(calls: Sequence[Call], parted: Parting) -> list[int]:
-    """Return the calls that part, those before them that only move values, which moments do not show, and the calls
-    of which these are inner calls.
+    """Return the calls that part, and those that moments may not show: before them, moves of values; around them, the
+    calls of which they are inner calls, and all moves inside of these.
     """
     found = set(parted.of_torch)
     waiting = list(origins(parted.torch, found))
@@ -227,5 +229,6 @@ def _with_movers(calls: Sequence[Call], parted: Parting) -> list[int]:
             if index not in found and calls[index].name in MOVERS:
                 found.add(index)
                 waiting.append(index)
-    outer = {calls[index].within for index in found}
-    return sorted(found.union(index for index, call in enumerate(calls) if call.site in outer))
+    outer = {calls[index].within for index in found} - {None}
+    moves = {k for k, call in enumerate(calls) if call.within in outer and call.name in MOVERS}
+    return sorted(found | moves | {k for k, call in enumerate(calls) if call.site in outer})

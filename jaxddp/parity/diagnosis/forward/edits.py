@@ -23,6 +23,11 @@ Replace = Callable[[Call, Any], Call]  # returns the call with another value
 Family = Sequence[tuple[str, Callable[..., Any]]]  # functions that take the same arguments, with their names
 AXES = ("dim", "dims", "axis", "dim0", "dim1")
 NOT_TRIED = (*AXES, "normalized_shape", "chunks", "num_layers", "groups", "dtype", "_stacklevel", "inplace", "keepdim")
+MOVERS = (
+    *("reshape", "view", "flatten", "unflatten", "permute", "transpose", "movedim", "swapaxes", "t", "flip", "roll"),
+    *("__getitem__", "chunk", "split", "unbind", "cat", "stack", "squeeze", "unsqueeze", "expand", "repeat", "gather"),
+    *("__get__", "contiguous", "sort", "arange", "index_select", "unfold", "narrow", "select"),
+)
 OPTIONS: dict[str, tuple[str, ...]] = {
     "reduction": ("mean", "sum"),
     "approximate": ("none", "tanh"),
@@ -118,7 +123,7 @@ def edits_of_arguments(call: Call, names: Mapping[int, str]) -> Iterator[Change]
     of = next((names[id(x)] for x in tensors_in((call.args, call.kwargs)) if id(x) in names), "a tensor")
     yield from numbers(call, of)
     yield from other_functions(call, of)
-    for edits in (axes, options, normalized_axes, masked_scores, edits_of_indices):
+    for edits in (axes, options, normalized_axes, masked_scores, edits_of_indices, not_rescaled):
         yield from edits(call)
 
 
@@ -299,6 +304,16 @@ def _others(call: Call, family: Family, given: Callable[[Call], tuple[Any, Any]]
 
 def _tensors(call: Call) -> list[Tensor]:
     return [*tensors_in((call.args, call.kwargs))]
+
+
+def not_rescaled(call: Call) -> Iterator[Change]:
+    """Yield dropout whose kept values stay as they are."""
+    if call.name.startswith("dropout") and call.get("training", True) and 0 < (p := call.get("p", 0.5)) < 1:
+
+        def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+            return proceed(call) * (1 - p)
+
+        yield Change("other_option", f"{call.words} without the division by 1 - p = {1 - p:.4g}", answer, tier=3)
 
 
 def orders_of(count: int, most: int = 24) -> Iterator[tuple[int, ...]]:

@@ -18,7 +18,7 @@ PER_FAULT = 10  # replays for each edit
 FAULTS = 3  # most faults that are found one after the other
 OTHERS = 4 * BATCH  # most edits that are tried although no call, edited, returns what the port computes
 # Edits that can stand for many: where several of them do the same, none of them is likely to be what was written.
-LOOSE = frozenset({"factor", "other_operand", "call_added", "call_moved"})
+LOOSE = frozenset({"factor", "addend", "other_operand", "call_added", "call_moved"})
 FIRSTS = 4  # edits that are followed when none explains the difference
 
 

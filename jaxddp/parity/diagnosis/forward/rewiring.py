@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site
-from jaxddp.parity.diagnosis.forward.composites import GATES
-from jaxddp.parity.diagnosis.forward.edits import OPERANDS, orders_of
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site, tensors_in
+from jaxddp.parity.diagnosis.forward.combining import exchanged, other_means
+from jaxddp.parity.diagnosis.forward.composites import CELLS, GATES
+from jaxddp.parity.diagnosis.forward.edits import MOVERS, OPERANDS, orders_of
 
 
 def _sorted(x: Tensor, axis: int) -> Tensor:
@@ -57,11 +58,21 @@ def edits_of_connections(
     for index in here:
         call = calls[index]
         operands = [(k, names.get(id(x), f"operand {k + 1}")) for k, x in enumerate(call.args) if _is_float(x)]
-        own = (_left_out(call), _only_one(call, operands), _reordered(call, names), _scaled(call, operands))
+        own = (
+            _left_out(call),
+            _only_one(call, operands),
+            _reordered(call, names),
+            _scaled(call, operands),
+            _from_zeros(call),
+        )
         yield from ((call, change) for changes in own for change in changes)
+        if not {"add", "sub"}.isdisjoint(primitives):
+            yield from ((call, change) for change in _plus(call, operands))
         yield from ((call, change) for change in _added(call, operands, primitives))
         yield from _moved(calls, index)
         yield from _elsewhere(calls, index, operands, names)
+        yield from exchanged(calls, index, names)
+        yield from other_means(calls, index, names)
 
 
 def edits_of_gradients(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
@@ -95,9 +106,10 @@ def _left_out(call: Call) -> Iterator[Change]:
     """Yield no call: its first argument instead of its result."""
     if _keeps_shape(call):
         by = "".join(f" by {x:.4g}" for x in call.args[1:2] if isinstance(x, int | float) and call.name in OPERANDS)
-        yield Change(
-            "call_left_out", f"{call.words}{by} left out", lambda call, proceed, value, /: call.args[0], tier=3
-        )
+        yield Change("call_left_out", f"{call.words}{by} left out", _operand(0), tier=3)
+        if call.name == "flip" and call.within:  # that of the inputs and that of the outputs
+            what = "flip left out: the direction backwards reads forwards"
+            yield Change("call_left_out", what, _operand(0), setting=True, tier=3)
 
 
 def _only_one(call: Call, operands: Operands) -> Iterator[Change]:
@@ -147,6 +159,34 @@ def _scaled(call: Call, operands: Operands) -> Iterator[Change]:
 
         what, least = f"{name} in {call.words} times", -float("inf")
         yield Change("factor", what, answer, 1.0, 2.0, least, tier=5)
+
+
+def _plus(call: Call, operands: Operands) -> Iterator[Change]:
+    """Yield an operand plus a number; where the call itself adds or moves values, an edit of the next call does it."""
+    if call.name in (*MOVERS, "add", "add_", "sub", "rsub"):
+        return
+    for position, name in operands:
+
+        def answer(call: Call, proceed: Proceed, value: float, /, position: int = position) -> Any:
+            return proceed(call.but_at(position, call.args[position] + value))
+
+        what, least = f"{name} in {call.words} plus", -float("inf")
+        yield Change("addend", what, answer, 0.0, 1.0, least, tier=5)
+
+
+def _from_zeros(call: Call) -> Iterator[Change]:
+    """Yield a recurrent layer or cell that starts from zeros."""
+    if call.name.removesuffix("_cell") in CELLS and len(call.args) > 1:
+        states = [*tensors_in(call.args[1])]
+        if all(map(_is_float, states)) and any(bool(x.any()) for x in states):
+
+            def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+                given = call.args[1]
+                zeros = tuple(map(torch.zeros_like, tensors_in(given)))
+                return proceed(call.but_at(1, zeros[0] if isinstance(given, Tensor) else zeros))
+
+            what = f"zeros in place of the state that {call.words} is given"
+            yield Change("other_operand", what, answer, tier=3)
 
 
 def _reordered(call: Call, names: Mapping[int, str]) -> Iterator[Change]:

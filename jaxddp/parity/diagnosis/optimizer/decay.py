@@ -18,6 +18,7 @@ from jaxddp.parity.diagnosis.optimizer.trace_edits import (
     DECAY,
     adds_decay_to_gradient,
     coupled,
+    decay_last,
     decay_without_rate,
     decoupled,
 )
@@ -81,6 +82,8 @@ def _kind(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
             f"weight decay is not multiplied by the learning rate{wrong}",
             partial(OptimizerProgram.with_edit, edit=decay_without_rate(rate)),
         )
+    after = "weight decay is applied after the update, to the updated weights, in the reference before it"
+    yield discrete("call_moved", after, partial(OptimizerProgram.with_edit, edit=decay_last))
 
 
 def _rounded(program: OptimizerProgram) -> OptimizerProgram:

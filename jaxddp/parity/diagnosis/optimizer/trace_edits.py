@@ -119,6 +119,14 @@ def decay_without_rate(rate: float) -> TraceEdit:
     return lambda trace: without(decoupled(trace))
 
 
+def decay_last(trace: Trace) -> Trace:
+    """Return the trace with its decay as a factor of the updated parameter."""
+    trace = decoupled(trace)
+    shrinks = [place for place, op in trace.calls if _decays(op) and op.result == PARAM]
+    others = [op for place, op in enumerate(trace.ops) if place not in shrinks]
+    return replace(trace, ops=(*others, *(trace.ops[place] for place in shrinks)))
+
+
 def rate_first(trace: Trace) -> Trace:
     """Return the trace with the gradient, decay included, multiplied by the rate, and not the update."""
     decays = [(place, op) for place, op in trace.calls if _decays(op) and op.result != PARAM]

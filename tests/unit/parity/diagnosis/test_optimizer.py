@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
 import optax
 import pytest
 import torch
@@ -197,3 +198,19 @@ def test_a_large_tensor_is_explained_from_a_sample() -> None:
     ruling = explain_optimizer(run(adam, optax.adam(1e-3, eps=1e-7), shapes=shapes))
     assert named(ruling) == {frozenset({"eps_value"})}  # a loss scale would show in the state
     assert max(hypothesis.residual for hypothesis in ruling.named) <= CLEAN
+
+
+def test_decay_after_the_update_is_named() -> None:
+    rate, decay = 1e-2, 0.05
+    inner = optax.adam(rate)
+
+    def update(gradients: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        updates, state = inner.update(gradients, state, params)
+        return jax.tree.map(lambda u, p: (1 - rate * decay) * (p + u) - p, updates, params), state
+
+    adamw_of_torch = partial(torch.optim.AdamW, lr=rate, weight_decay=decay)
+    ruling = explain_optimizer(run(adamw_of_torch, optax.GradientTransformation(inner.init, update)))
+    [first] = ruling.named
+    assert first.faults == ("call_moved",)
+    assert "after the update" in first.says
+    assert first.residual <= CLEAN

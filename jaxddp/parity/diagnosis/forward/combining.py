@@ -1,0 +1,88 @@
+"""Edits of how results of several calls are combined: factors of two products exchanged, another mean."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site
+from jaxddp.parity.diagnosis.forward.edits import MOVERS
+
+SUMS = ("add", "sub")
+NEARBY = 8  # calls between a mean and its argument
+
+
+def exchanged(calls: Sequence[Call], index: int, names: Mapping[int, str]) -> Iterator[tuple[Call, Change]]:
+    """Yield a sum of two products in which two factors have changed places, as in z * n + (1 - z) * h.
+
+    Args:
+        calls: all calls, in order.
+        index: the call that adds.
+        names: id of a tensor -> what it is, in words.
+    """
+    call = calls[index]
+    if call.name not in SUMS or len(call.args) < 2:
+        return
+    products = [_maker(calls[:index], x) for x in call.args[:2]]
+    if any(one is None or one.name != "mul" or not _are_tensors(one.args) for one in products):
+        return
+    first, second = (one for one in products if one is not None)
+    x = first.args[1]  # to exchange the others is the same
+    for position in (0, 1):
+        y = second.args[position]
+        if y is not x and y.shape == x.shape:
+            sites = first.site, second.site
+            words = " and ".join(names.get(id(one), "another tensor") for one in (x, y))
+            what = f"{words} exchanged between {first.words} and {second.words}"
+            yield call, Change("other_operand", what, _with_exchanged(*sites, position), tier=4, also=sites)
+
+
+def _with_exchanged(first: Site, second: Site, position: int) -> Answer:
+    """Return an answer that notes two products, and makes them with exchanged factors where they are added."""
+    noted = threading.local()  # each replica runs in its own thread
+
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        if call.site == first:
+            noted.first = call
+            return proceed(call)
+        if call.site == second:
+            noted.second = call
+            return proceed(call)
+        one, other = noted.first, noted.second
+        products = one.but_at(1, other.args[position]), other.but_at(position, one.args[1])
+        return proceed(call.but_at(0, products[0].run()).but_at(1, products[1].run()))
+
+    return answer
+
+
+def other_means(calls: Sequence[Call], index: int, names: Mapping[int, str]) -> Iterator[tuple[Call, Change]]:
+    """Yield the mean of an earlier result in place of a quotient, as of all elements in place of those in a mask."""
+    call = calls[index]
+    if call.name not in ("div", "true_divide", "mean", "sum") or not isinstance(call.result, Tensor):
+        return
+    for earlier in calls[max(0, index - NEARBY) : index]:
+        x = earlier.result
+        if not isinstance(x, Tensor) or not x.requires_grad or earlier.name in MOVERS or x.ndim <= call.result.ndim:
+            continue
+        for axes in [tuple(range(x.ndim)), *((axis,) for axis in range(x.ndim) if x.ndim > 1)]:
+            if tuple(size for k, size in enumerate(x.shape) if k not in axes) != tuple(call.result.shape):
+                continue
+
+            def answer(
+                call: Call, proceed: Proceed, value: float, /, site: Site = earlier.site, axes: Any = axes
+            ) -> Any:
+                return call.earlier(site).mean(axes)
+
+            over = "all elements" if len(axes) == x.ndim else f"axis {axes[0]}, all elements"
+            what = f"the mean of {names.get(id(x), earlier.words)} over {over}, instead of {call.words}"
+            yield call, Change("other_function", what, answer, tier=4, needs=(earlier.site,))
+
+
+def _maker(calls: Sequence[Call], x: Any) -> Call | None:
+    """Return the last call that returned a tensor."""
+    return next((call for call in reversed(calls) if call.result is x), None)
+
+
+def _are_tensors(values: Sequence[Any]) -> bool:
+    return len(values) == 2 and all(isinstance(x, Tensor) for x in values)
