@@ -10,91 +10,12 @@ import difflib
 from collections.abc import Iterator
 from functools import cached_property
 
-import jax
+from jaxddp.parity.patch.edits import wrapped
+from jaxddp.parity.patch.source import Edit, Source, assigned, calls, last_name, nested
+from jaxddp.parity.patch.translate import MODULES, UNKNOWN, Translator, root_of
 
-from jaxddp.parity.patch.edits import jax_name
-from jaxddp.parity.patch.source import Edit, Source, assigned, last_name, nested
-
-HOMES = {"jnp": jax.numpy, "jax.nn": jax.nn, "jax.lax": jax.lax}
-UNKNOWN = "_unknown_"  # stands for a function that jax does not have under torch's name
-KEYWORDS = {"dim": "axis", "keepdim": "keepdims", "eps": "epsilon"}
-METHODS = {"view": "reshape", "permute": "transpose", "amax": "max", "amin": "min", "clamp": "clip"}
-# Methods that jax has as functions only -> their module.
-AS_FUNCTIONS = {
-    **dict.fromkeys("exp log sqrt rsqrt tanh sin cos square tril triu log1p expm1 abs".split(), "jnp"),  # noqa: SIM905
-    "detach": "jax.lax",
-}
-ACTIVATIONS = frozenset(
-    "relu gelu silu sigmoid softplus elu celu selu leaky_relu softmax log_softmax mish log_sigmoid hard_tanh".split()  # noqa: SIM905
-)
-DROPPED = frozenset(("float", "double", "long", "contiguous", "to"))  # methods that change nothing in float64
 FUNCTIONS = {"forward": "__call__"}
 ALIKE = 0.7  # similarity of two statements of which one stands for the other
-
-
-class Translator(ast.NodeTransformer):
-    """Translate torch's code to jax's.
-
-    Args:
-        source: the JAX file, whose names of modules are used.
-    """
-
-    def __init__(self, source: Source):
-        self._source = source
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Translate the function and the options of a call."""
-        name, function = last_name(node.func), node.func
-        is_method = isinstance(function, ast.Attribute) and not _is_torch(function.value)
-        if isinstance(function, ast.Attribute) and not is_method:
-            node.func = self._function(jax_name(name), "jax.nn" if jax_name(name) in ACTIVATIONS else "jnp")
-        self.generic_visit(node)
-        for keyword in node.keywords:
-            keyword.arg = KEYWORDS.get(keyword.arg or "", keyword.arg)
-        if not (is_method and isinstance(node.func, ast.Attribute)):
-            return node
-        of = node.func.value
-        if name in DROPPED:
-            return of
-        if name == "masked_fill" and len(node.args) == 2:
-            return ast.Call(self._function("where", "jnp"), [*node.args, of], [])
-        if name == "pow" and len(node.args) == 1:
-            return ast.BinOp(of, ast.Pow(), node.args[0])
-        if name in AS_FUNCTIONS or name in ACTIVATIONS:
-            home = AS_FUNCTIONS.get(name, "jax.nn")
-            of_jax = self._function("stop_gradient" if name == "detach" else name, home)
-            return ast.Call(of_jax, [of, *node.args], node.keywords)
-        node.func.attr = METHODS.get(name, name)
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """Translate a constant of torch, such as torch.pi."""
-        self.generic_visit(node)
-        return self._function(node.attr, "jnp") if _is_torch(node.value) else node
-
-    def _function(self, name: str, home: str) -> ast.expr:
-        """Return a function by the name that the JAX file gives it, or by its usual one; `UNKNOWN` if jax lacks it."""
-        known = [x for x in ast.walk(self._source.tree) if isinstance(x, ast.Attribute) and x.attr == name]
-        known = [x for x in known if isinstance(x.value, ast.Name | ast.Attribute) and _root(x) in MODULES]
-        if known:
-            return copy.deepcopy(known[0])
-        if any(isinstance(x, ast.FunctionDef) and x.name == name for x in self._source.statements):
-            return ast.Name(name, ast.Load())
-        return ast.parse(f"{home}.{name}" if hasattr(HOMES[home], name) else UNKNOWN, mode="eval").body
-
-
-MODULES = frozenset(("jax", "jnp", "nn", "nnx", "linen", "lax", "optax", "np"))
-
-
-def _root(node: ast.expr) -> str:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return getattr(node, "id", "")
-
-
-def _is_torch(node: ast.expr) -> bool:
-    """Return whether an expression is torch or one of its modules, under their usual names."""
-    return isinstance(node, ast.Name | ast.Attribute) and _root(node) in ("torch", "F", "nn", "math")
 
 
 class Mirror:
@@ -116,6 +37,7 @@ class Mirror:
         here, there = self._jax.at(jax_line), self.torch.at(torch_line)
         if here is not None and there is not None:
             yield from self._of_statement(here, self._translated(there))
+            yield from self._lacking(here, self._translated(there))
         of_jax, of_torch = self._jax.function_at(jax_line), self.torch.function_at(torch_line)
         if of_jax is not None and of_torch is not None:
             yield from self._of_function(of_jax, of_torch)
@@ -195,6 +117,18 @@ class Mirror:
             if self._knows(other) and _stands_alone(mine):
                 yield from ((mine, code) for code in self._around(mine, other))
 
+    def _lacking(self, jax: ast.stmt, torch: ast.stmt) -> Iterator[Edit]:
+        """Yield the calls that torch's statement alone has around each value of the JAX file's."""
+        known = {last_name(call.func) for call in calls(jax)}
+        for call in calls(torch):
+            if call.args and last_name(call.func) not in known:
+                call.args[0] = ast.Name(UNKNOWN, ast.Load())
+                code = ast.unparse(call)
+                if code.count(UNKNOWN) == 1 and self._knows(Source(code.replace(UNKNOWN, "0")).tree):
+                    yield from wrapped(
+                        self._jax, jax, code.replace("{", "{{").replace("}", "}}").replace(UNKNOWN, "{}")
+                    )
+
     def _around(self, mine: ast.AST, other: ast.AST) -> Iterator[str]:
         """Yield the outermost call or operation of torch's expression with the JAX file's own expression in it."""
         filling = {UNKNOWN: self._jax.segment(mine)}
@@ -244,7 +178,7 @@ def _form(node: ast.AST) -> str:
     class Plain(ast.NodeTransformer):
         def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
             self.generic_visit(node)
-            return ast.Name(node.attr, ast.Load()) if _root(node) in MODULES else node
+            return ast.Name(node.attr, ast.Load()) if root_of(node) in MODULES else node
 
         def visit_Constant(self, node: ast.Constant) -> ast.AST:
             return ast.Constant(float(node.value)) if type(node.value) is int else node

@@ -192,6 +192,11 @@ TWINS = [
     ("h = jax.nn.swish(x)", "h = F.mish(x)", "h = jax.nn.mish(x)"),
     ("h = jnp.abs(x)", "h = x.pow(2)", "h = x ** 2"),
     ("h = Dense(4)(x)", "h = F.call(self.fc(x), 1, dim=0)", "h = call(Dense(4)(x), 1, axis=0)"),
+    (
+        "h = entropy(x, valid).mean()",
+        "h = F.other(torch.clamp(x, -2, 2))",
+        "h = entropy(jnp.clip(x, -2, 2), valid).mean()",
+    ),
     ("h = Embed(4)(x)", "h = self.embed(x) * math.sqrt(8)", "h = Embed(4)(x) * jnp.sqrt(8)"),
     (
         "h = jax.nn.softmax(x)",
