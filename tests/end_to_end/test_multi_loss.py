@@ -15,6 +15,7 @@ from jaxddp.parity.workers import Workers
 from tests.support import small_port
 from tests.support.small_port import Change
 from tests.support.small_step import MODULES, TREES, write
+from tests.support.step_ports import NAMES, STEP_PORT
 from tests.support.trajectories import drawn
 
 WORLD_SIZE, STEPS = 2, 3
@@ -98,6 +99,18 @@ def test_a_fault_is_named(
     assert (first.stage, first.step, first.cause and first.cause.names) == (stage, 1, names), report
     assert first.tensor.partition(".")[0] == tensor.partition(".")[0]
     assert all(other.stage == stage and other.cause and other.cause.names == names for other in others), report
+
+
+@pytest.mark.large
+def test_clipping_in_the_chain_of_a_step_is_explained(tmp_path: Path, workers: Workers) -> None:
+    step = "    optimizer.step()\n"
+    clips = f"    nn.utils.clip_grad_norm_(nets['online'].parameters(), 0.05)\n{step}"
+    chain = ("optax.adam(LR)", "optax.chain(optax.clip(0.01), optax.sgd(LR))")
+    changes = (step, clips), ("torch.optim.Adam(", "torch.optim.SGD("), chain
+    more = f"{NAMES}torch_clip_grad_norm = 0.05\n"
+    port = small_port.write(tmp_path, *changes, more=more, text=STEP_PORT)
+    report = check(port, world_size=WORLD_SIZE, steps=STEPS, workers=workers, numerics=False)
+    assert [one.cause and one.cause.names for one in report.differences] == [("clip_by_value",)], report
 
 
 @pytest.mark.one_in(3)

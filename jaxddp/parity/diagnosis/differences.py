@@ -40,6 +40,7 @@ from jaxddp.parity.torch_side.optimizer_line import TorchOptimizerLine
 from jaxddp.parity.workers import Workers
 
 CUT_SHORT = "not all causes were tried"
+REMAINS = "this explains a part; another fault remains"
 ENDED = f"the search was ended: {CUT_SHORT}"
 SEARCHING = "searching for the cause; Ctrl-C ends the search and prints what is known"
 REDUCTION_STEPS = 5  # steps whose micro-batches are replayed, from the first that differs
@@ -155,6 +156,7 @@ def _differences(
     nearest = ruling.runner_up if ruling is not None and not causes else None
     cut_short = CUT_SHORT if ruling is not None and ruling.cut_short else ""
     common = "" if causes else _pattern(evidence, stage)
+    partly = f"{ruling.partly}: {REMAINS}" if ruling is not None and ruling.partly and not causes else ""
     part = ruling.lines[0] if ruling is not None and ruling.lines and not causes else Lines()
     for cause in causes or [None]:
         yield Difference(
@@ -165,7 +167,7 @@ def _differences(
             located.allowed,
             cause=cause,
             nearest=None if nearest is None else (nearest.says, nearest.residual),
-            detail=_joined(located.detail, common, cut_short),
+            detail=_joined(located.detail, partly, common, cut_short),
             jax=Quote.of(part.jax),
             torch=Quote.of(part.torch),
         )

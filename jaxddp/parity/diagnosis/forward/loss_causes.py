@@ -108,7 +108,8 @@ def search_model(
     search = ReadingSearch(subject, evidence.reading, patches, names, inputs, floor)
     if not ruling.named:
         ruling, named = search.find() or known()
-    return replace(ruling, lines=search.lines(named)), named
+    partly = "" if ruling.named else search.partly()
+    return replace(ruling, lines=search.lines(named), partly=partly), named
 
 
 def _is_finite(subject: "LossAndGradients", reading: Reading) -> bool:

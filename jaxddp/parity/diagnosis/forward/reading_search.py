@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
@@ -82,6 +82,7 @@ class ReadingSearch:
     names: Mapping[int, str]
     inputs: Mapping[int, str]
     floor: float
+    _places: "dict[tuple[Patch, ...], _Place]" = field(default_factory=dict, init=False)
 
     def find(self) -> tuple[Ruling, tuple[Item, ...]] | None:
         """Return the ruling, and the faults that it names; None: nothing explains the difference."""
@@ -93,6 +94,21 @@ class ReadingSearch:
                 return _together(found)
             level = [later for place in level for later in self._following(place)]
         return self._explain((), start.others[:OTHERS])
+
+    def partly(self) -> str:
+        """Return the faults that are certain although they do not explain everything, in words; "" if none is.
+
+        With each planted, the programs agree up to a later call; no other edit as plain does that.
+        """
+        level, known = [self._place(())], tuple[Patch, ...]()
+        for _ in range(FAULTS):
+            level = [later for place in level for later in self._following(place)]
+            tier = min((_tier(place.known) for place in level), default=0)
+            level = [place for place in level if _tier(place.known) == tier]
+            if len({place.known for place in level}) != 1:
+                break
+            known = level[0].known
+        return "; ".join(patch.says for patch in known)
 
     def lines(self, items: Sequence[Item]) -> tuple[Lines, ...]:
         """Return the lines of each fault; without faults, those where the programs part."""
@@ -114,6 +130,11 @@ class ReadingSearch:
 
     def _place(self, known: tuple[Patch, ...]) -> "_Place":
         """Return where the programs part with some faults planted."""
+        if known not in self._places:
+            self._places[known] = self._place_with(known)
+        return self._places[known]
+
+    def _place_with(self, known: tuple[Patch, ...]) -> "_Place":
         calls, parted = self._parted(known)
         fitting, others = candidates(calls, parted, self.names, self.patches, self.inputs)
         begin = min(parted.of_torch, default=len(calls))

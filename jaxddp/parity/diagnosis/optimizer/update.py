@@ -1,5 +1,6 @@
 """Causes of a difference in a run's update: the optimizer, or factors of gradients that the port does not show."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from jaxddp.parity.findings import Problem
 from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, stage_norm
 
 LARGEST_ROUNDING = 1e-9  # of an update; coarser ones cannot support a name
+CLOSE = 1e-9  # relative; of norms
 NEAR = 1e-6  # residual of an update whose learning rate is in float32; measured: up to 2e-7, at the end of a cosine
 
 
@@ -67,17 +69,19 @@ def differing_update(evidence: Evidence, problems: list[Problem]) -> Located | N
 
 def explain_one_of(evidence: Evidence, number: int) -> Ruling:
     """Name the fault in one optimizer of a `torch_step`, counted from 0."""
-    if evidence.facts.clips_inside:  # the chain's largest norm is not known
-        return Ruling((), None)
     steps = range(min(len(evidence.torch), len(evidence.jax)))
     groups = [_groups(evidence.torch[step], number) for step in steps]
+    max_norm = evidence.facts.clip_grad_norm if evidence.facts.clips_inside else None
+    if max_norm is not None and not all(_clips_alone(evidence.torch[k], groups[k], max_norm) for k in steps):
+        return Ruling((), None)  # it is clipped by a norm that other gradients enter
     one = OptimizerEvidence(
         groups[0][0][KIND],
-        Lazy(lambda: len(steps), lambda index: _restricted(_optimizer_step(evidence, index, Unseen()), groups[index])),
+        Lazy(lambda: len(steps), lambda index: _restricted(evidence, index, groups[index])),
         [of_step[0]["lr"] for of_step in groups],
         evidence.case.world_size,
         evidence.facts.accumulation_steps,
         evidence.facts.restore_at,
+        max_norm,
         highest=evidence.summary.highest,
         rounding=evidence.judgement.update_rounding,
         sizes=evidence.summary.sizes,
@@ -86,8 +90,31 @@ def explain_one_of(evidence: Evidence, number: int) -> Ruling:
     return explain_optimizer(one, floor, NEAR if len(set(one.rates)) > 1 else 0.0)
 
 
-def _restricted(step: OptimizerStep, groups: list[dict[str, Any]]) -> OptimizerStep:
-    """Restrict a step to one optimizer, which has these groups."""
+def _norms(record: StoredRecord, groups: list[dict[str, Any]]) -> tuple[float, float]:
+    """Return the norms of the gradients that torch gives one optimizer, before and after it clips them."""
+    names = {name for group in groups for name in group["names"]}
+
+    def norm(stage: str) -> float:
+        large = {name: x for name, x in record["norms"].items() if name.partition(":")[2] in names}
+        return full_norm(
+            {stage: {name: x for name, x in record[stage].items() if name in names}, "norms": large}, stage
+        )
+
+    return norm("gradients"), norm("clipped_gradients")
+
+
+def _clips_alone(record: StoredRecord, groups: list[dict[str, Any]], max_norm: float) -> bool:
+    """Return whether torch clips one optimizer's gradients by their own norm."""
+    before, after = _norms(record, groups)
+    return math.isclose(after, before * float(clip_factor(before, max_norm)), rel_tol=CLOSE)
+
+
+def _restricted(evidence: Evidence, index: int, groups: list[dict[str, Any]]) -> OptimizerStep:
+    """Return a step of one optimizer, which has these groups."""
+    step, share = _optimizer_step(evidence, index, Unseen()), 1.0
+    if evidence.facts.clips_inside:
+        before, after = _norms(evidence.torch[index], groups)
+        share = after / before if before else 1.0
     names = {name for group in groups for name in group["names"]}
 
     def own(tensors: Mapping[str, np.ndarray]) -> Tensors:
@@ -95,7 +122,7 @@ def _restricted(step: OptimizerStep, groups: list[dict[str, Any]]) -> OptimizerS
 
     gradients, state = own(step.gradients), {part: own(of_part) for part, of_part in step.state.items()}
     params, update = own(step.params), own(step.update)
-    return OptimizerStep(groups, params, gradients, step.unused & names, update, state, shares=step.shares)
+    return OptimizerStep(groups, params, gradients, step.unused & names, update, state, share, shares=step.shares)
 
 
 def _groups(record: StoredRecord, number: int) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """Faults outside of the catalogue are found from where the two programs part, with their lines on both sides."""
 
+from dataclasses import replace
+
 import jax
 import pytest
 from jax import numpy as jnp
@@ -106,8 +108,33 @@ def test_a_correct_port_has_no_cause() -> None:
     assert not ruling.named and ruling.runner_up is None and not named
 
 
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("pieces", "partly"),
+    [
+        (Pieces(slope=0.2), "leaky_relu's negative_slope 0.2, the reference has 0.01"),
+        (
+            Pieces(slope=0.2, eps=1e-6),
+            "leaky_relu's negative_slope 0.2, the reference has 0.01; "
+            "LayerNorm eps 1e-06 in norm, the reference has 1e-05",
+        ),
+        (Pieces(), ""),
+    ],
+    ids=["one", "two", "none"],
+)
+def test_a_fault_that_remains_beside_others_is_told(pieces: Pieces, partly: str) -> None:
+    ruling, _ = search_model(evidence_of(replace(pieces, joined=unknown)))
+    assert not ruling.named and ruling.partly == partly
+    assert not search_model(evidence_of(pieces))[0].partly
+
+
+def unknown(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Join a residual branch as no edit does."""
+    return x + jnp.sin(3.1 * y) * jnp.cos(1.7 * x)
+
+
 def test_an_unexplained_difference_has_the_lines_where_the_programs_part() -> None:
-    ruling, _ = search_model(evidence_of(Pieces(joined=lambda x, y: x + jnp.sin(3.1 * y) * jnp.cos(1.7 * x))))
+    ruling, _ = search_model(evidence_of(Pieces(joined=unknown)))
     assert not ruling.named
     [lines] = ruling.lines
     assert lines.torch is not None and "F.gelu(" in lines.torch.text
