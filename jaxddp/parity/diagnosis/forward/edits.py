@@ -135,6 +135,9 @@ def numbers(call: Call, of: str) -> Iterator[Change]:
             continue
         template = OPERANDS.get(call.name, f"{call.name}'s {name}")
         what, group = template.format(of), template.format("a tensor")
+        later = next((one.name for one in call.into if not one.name.startswith("__")), "")
+        if call.name in OPERANDS and later:
+            what = f"before {later}, {what}"
         if isinstance(value, float) or call.name in OPERANDS or name == "value":
             start = 2.0 * value if value and math.isfinite(value) else 1.0
             fitted = _with(but)
