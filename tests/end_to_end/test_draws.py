@@ -180,7 +180,7 @@ SCALED_BY_HALF = ("self.drop(nnx.tanh(self.fc1(x)))", "self.drop(nnx.tanh(self.f
 RATE = "dropout rate 0.5 instead of 0.25"
 # Changes, more of the port; the fault's name, "": none, and what is said of it.
 FAULTS = {
-    "logvar": ([*NOISE, NO_HALF], "", "number", "the result of chunk times 1, the reference has 0.5"),
+    "logvar": ([*NOISE, NO_HALF], "", "number", "before exp, the result of chunk times 1, the reference has 0.5"),
     "order": ([*NOISE, *TWO_NOISES, SWAPPED], "", "", ""),
     "gelu": ([*DROPOUT, *GELU], "", "gelu_approximation", "GELU by tanh"),
     "nnx": ([*DROPOUT, OTHER_RATE], "", "dropout_rate", f"{RATE} in drop"),

@@ -164,6 +164,9 @@ def numbers(call: Call, of: str) -> Iterator[Change]:
         template = OPERANDS.get(call.name, f"{call.words}'s {name}")
         template += f" within {call.caller}" if call.caller not in ("", call.name) else ""
         what, group = template.format(of), template.format("a tensor")
+        later = next((one.name for one in call.into if not one.name.startswith("__")), "")
+        if call.name in OPERANDS and later:
+            what = f"before {later}, {what}"
         if name in ORDERS and "dropout" not in call.name:
             for other in ORDERS[name]:
                 if other != value:

@@ -22,7 +22,7 @@ CASES = {
     "temperature": (
         Pieces(temperature=0.1),
         ("number",),
-        "the result of linear divided by 0.1, the reference has 0.07",
+        "before cross_entropy, the result of linear divided by 0.1, the reference has 0.07",
         ("/ 0.07", "/ self.temperature"),
     ),
     "residual left out": (
@@ -64,8 +64,8 @@ CASES = {
     "slope and temperature": (
         Pieces(slope=0.2, temperature=0.1),
         ("number", "number"),
-        "leaky_relu's negative_slope 0.2, the reference has 0.01; the result of linear divided by 0.1, the reference "
-        "has 0.07",
+        "leaky_relu's negative_slope 0.2, the reference has 0.01; before cross_entropy, the result of "
+        "linear divided by 0.1, the reference has 0.07",
         ("F.leaky_relu(", "jax.nn.leaky_relu("),
     ),
     "a fault of the catalogue and another": (
@@ -78,7 +78,7 @@ CASES = {
         Pieces(slope=0.2, eps=1e-6, temperature=0.1),
         ("number", "norm_epsilon", "number"),
         "leaky_relu's negative_slope 0.2, the reference has 0.01; LayerNorm eps 1e-06 in norm, the reference has "
-        "1e-05; the result of linear divided by 0.1, the reference has 0.07",
+        "1e-05; before cross_entropy, the result of linear divided by 0.1, the reference has 0.07",
         ("F.leaky_relu(", "jax.nn.leaky_relu("),
     ),
 }
