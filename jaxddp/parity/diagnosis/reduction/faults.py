@@ -14,6 +14,7 @@ from jaxddp.parity.diagnosis.reduction.wires import WIRES
 from jaxddp.parity.records import stage_norm
 
 TINY = 1e-9  # relative
+MOST_LISTED = 4  # tensors in words
 
 
 @dataclass(frozen=True)
@@ -174,12 +175,7 @@ def _edit(kind: str, fault: str, says: str, **fields: Any) -> ReductionEdit:
 
 def aliases(reference: ReductionRecipe, step: ReductionStep, floor: float) -> Iterator[ReductionEdit]:
     """Yield one edit if few tensors are wrong: each has the gradient of another tensor of its size."""
-    stage = "gradients" if "gradients" in step.shown else "clipped_gradients"
-    if stage not in step.shown:
-        return
-    predicted, shown = reference.predict(step)[stage], step.shown[stage]
-    scale = stage_norm(shown) or 1.0
-    wrong = [name for name in shown if not np.linalg.norm(predicted[name] - shown[name]) <= floor * scale]
+    predicted, shown, wrong = _reduced_wrongly(reference, step, floor)
     if not wrong or 2 * len(wrong) > len(shown):
         return
     pairs = []
@@ -191,3 +187,25 @@ def aliases(reference: ReductionRecipe, step: ReductionStep, floor: float) -> It
         pairs.append((name, min(distance, key=lambda other: distance[other])))
     says = ", ".join(f"{name} has the gradient of {other}" for name, other in pairs)
     yield _edit("alias", "aliased_buffers", says, aliases=tuple(pairs))
+
+
+def not_averaged(reference: ReductionRecipe, step: ReductionStep, floor: float) -> Iterator[ReductionEdit]:
+    """Yield one edit if some tensors are wrong: every replica keeps its own gradient of these."""
+    _, shown, wrong = _reduced_wrongly(reference, step, floor)
+    if len(step.counts) > 1 and 0 < len(wrong) < len(shown):
+        vectors = {name for name, value in shown.items() if value.ndim == 2}  # (W, n)
+        listed = ", ".join(wrong[:MOST_LISTED]) + (", ..." if len(wrong) > MOST_LISTED else "")
+        which = f"all tensors of one dimension ({listed})" if set(wrong) == vectors else listed
+        says = f"gradients of {which} are not averaged, every replica keeps its own"
+        yield _edit("reduction", "no_sync", says, not_averaged=frozenset(wrong))
+
+
+def _reduced_wrongly(
+    reference: ReductionRecipe, step: ReductionStep, floor: float
+) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray], list[str]]:
+    """Return the reference's reduced gradients, the shown ones, and the tensors that differ."""
+    stage = "gradients" if "gradients" in step.shown else "clipped_gradients"
+    predicted, shown = reference.predict(step)[stage], step.shown.get(stage, {})
+    scale = stage_norm(shown) or 1.0
+    wrong = [name for name in shown if not np.linalg.norm(predicted[name] - shown[name]) <= floor * scale]
+    return predicted, shown, wrong

@@ -51,6 +51,7 @@ class ReductionRecipe:
         clip_value: elements are clipped to -clip_value .. clip_value, and not by their norm; None: they are not.
         twice: tensor that the norm counts twice.
         aliases: (tensor, tensor whose gradient it has).
+        not_averaged: tensors of which every replica keeps its own gradient.
     """
 
     loss_normalization: str = "ddp"
@@ -69,6 +70,7 @@ class ReductionRecipe:
     clip_value: float | None = None
     twice: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
+    not_averaged: frozenset[str] = frozenset()
 
     def predict(self, step: ReductionStep) -> dict[str, dict[str, np.ndarray]]:
         """Return every stage of `SHOWN`, (W, ...)."""
@@ -101,9 +103,11 @@ class ReductionRecipe:
         return sums / per_micro.reshape(replicas, pieces, *(1,) * (sums.ndim - 2))
 
     def _reduced(self, local: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if not self.synchronised:
-            return {name: self.factor * value for name, value in local.items()}
-        return {name: self.factor * _everywhere(value, self.wire) for name, value in local.items()}
+        kept = self.not_averaged if self.synchronised else local.keys()
+        return {
+            name: self.factor * (value if name in kept else _everywhere(value, self.wire))
+            for name, value in local.items()
+        }
 
     def _clipped(self, gradients: dict[str, np.ndarray], local: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if self.clip_value is not None:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
-from jaxddp.parity.diagnosis.reduction.faults import ReductionEdit, aliases, clip_values, edits
+from jaxddp.parity.diagnosis.reduction.faults import ReductionEdit, aliases, clip_values, edits, not_averaged
 from jaxddp.parity.diagnosis.reduction.recipe import SHOWN, ReductionRecipe, ReductionStep, residual_of
 
 __all__ = ["FLOOR", "SHOWN", "ReductionRecipe", "ReductionStep", "explain_reduction", "residual_of"]
@@ -34,7 +34,7 @@ def explain_reduction(
     """
     world_size, pieces = steps[0].counts.shape
     possible = [*edits(reference, world_size, pieces, tied, sizes or {}), *clip_values(reference, steps)]
-    possible += aliases(reference, steps[0], floor)
+    possible += [*aliases(reference, steps[0], floor), *not_averaged(reference, steps[0], floor)]
     singles = [_tried((edit,), reference, steps) for edit in possible]
     ruling = decide(singles, floor)
     if ruling.named:

@@ -88,6 +88,11 @@ def aliased(self: Step, local: list[Tensors]) -> list[Tensors]:
     return [{**right, "out.weight": right["fc.weight"].reshape(2, 3)}] * RANKS
 
 
+def without_biases(self: Step, local: list[Tensors]) -> list[Tensors]:
+    right = Step.reduced(self, local)[0]
+    return [{name: own[name] if "bias" in name else x for name, x in right.items()} for own in local]
+
+
 Global = faulty(normalization="global")
 Sum = faulty(reduced=lambda self, local: [total(local)] * RANKS)
 Twice = faulty(reduced=lambda self, local: [scaled(total(local), 1 / RANKS**2)] * RANKS)
@@ -131,6 +136,7 @@ FAULTS: dict[str, tuple[type[Step], set[str]]] = {
         {"tied_weights"},
     ),
     "Aliased": (faulty(reduced=aliased), {"aliased_buffers"}),
+    "BiasesNotAveraged": (faulty(reduced=without_biases), {"no_sync"}),
     "HalfPrecision": (faulty(reduced=half_precision), {"compressed_all_reduce"}),
 }
 
