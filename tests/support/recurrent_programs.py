@@ -111,6 +111,7 @@ class Pieces:
         return jax.lax.scan(step, jnp.zeros((x.shape[1], WIDTH), x.dtype), x)[1]
 
 
+@jax.numpy_rank_promotion("allow")
 def evidence_of(pieces: Pieces) -> ModelEvidence:
     """Return two steps of the loss in jax, with the program that was read from it."""
     torch.manual_seed(0)

@@ -120,7 +120,7 @@ def edits_of_arguments(call: Call, names: Mapping[int, str]) -> Iterator[Change]
         call: a recorded call.
         names: id of a tensor -> what it is, in words.
     """
-    of = next((names[id(x)] for x in tensors_in((call.args, call.kwargs)) if id(x) in names), "a tensor")
+    of = next((names[id(x)] for x in tensors_in((call.args, call.kwargs)) if id(x) in names), "")
     yield from numbers(call, of)
     yield from other_functions(call, of)
     for edits in (axes, options, normalized_axes, masked_scores, edits_of_indices, not_rescaled):
@@ -163,7 +163,7 @@ def numbers(call: Call, of: str) -> Iterator[Change]:
             continue
         template = OPERANDS.get(call.name, f"{call.words}'s {name}")
         template += f" within {call.caller}" if call.caller not in ("", call.name) else ""
-        what, group = template.format(of), template.format("a tensor")
+        what, group = template.format(of or "a tensor"), template.format("a tensor")
         later = next((one.name for one in call.into if not one.name.startswith("__")), "")
         if call.name in OPERANDS and later:
             what = f"before {later}, {what}"
@@ -276,7 +276,7 @@ def other_functions(call: Call, of: str) -> Iterator[Change]:
         yield from _others(call, dims, lambda call: ((call.args[0],), options))
     for family in (REDUCTIONS, ALONG, LOSSES, COMPARISONS, SPACES):
         if call.name in [name for name, _ in family] and call.args:
-            yield from _others(call, family, lambda call: (call.args, call.kwargs), f" of {of}")
+            yield from _others(call, family, lambda call: (call.args, call.kwargs), f" of {of}" if of else "")
     if call.name.rstrip("_") in [name for name, _ in PAIRS] and len(_tensors(call)) == 2:
         yield from _others(call, PAIRS, lambda call: (tuple(_tensors(call)), {}))
     if call.name in BY_NUMBER and len(call.args) == 2 and is_number(call.args[1]) and not call.kwargs:

@@ -33,7 +33,7 @@ CASES = {
         "other_order",
         "the gates of lstm in the order (0, 2, 1, 3)",
     ),
-    "tanh left out": (Pieces(cell=without_tanh), "call_left_out", "no tanh of the cell state in lstm"),
+    "tanh left out": (Pieces(cell=without_tanh), "call_left_out", "tanh of the cell state left out in lstm"),
     "reset before the product": (
         Pieces(product=lambda r, h, w, b: (r * h) @ w.T + b),
         "call_moved",
@@ -58,12 +58,12 @@ CASES = {
     "not turned back": (
         Pieces(both=lambda one, other, x: [one(x), other(x[::-1])]),
         "call_left_out",
-        "no flip of the outputs of the direction backwards in gru",
+        "flip of the outputs of the direction backwards left out in gru",
     ),
     "read forwards twice": (
         Pieces(both=lambda one, other, x: [one(x), other(x)]),
         "call_left_out",
-        "no flip: the direction backwards reads forwards",
+        "flip left out: the direction backwards reads forwards",
     ),
     "directions in another order": (
         Pieces(both=lambda one, other, x: [other(x[::-1])[::-1], one(x)]),

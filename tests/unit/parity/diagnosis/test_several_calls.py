@@ -83,7 +83,7 @@ CASES = {
         lambda w, batch: torch.tanh((batch["x"] * w).sum(dim=-1)),
         lambda w, batch: jnp.tanh((batch["x"] * w).mean(axis=-1)),
         ("other_function",),
-        ("mean instead of sum",),
+        ("mean instead of sum of the result of mul",),
     ),
     "a factor for a divisor": Twins(
         lambda w, batch: torch.tanh(batch["x"] * w / 0.2),
@@ -101,7 +101,7 @@ CASES = {
         lambda w, batch: torch.tanh(0.9 * batch["x"] * w + 0.1 * w),
         lambda w, batch: jnp.tanh(0.7 * batch["x"] * w + 0.3 * w),
         ("number",),
-        ("a factor 0.7 instead of 0.9, and 0.3 instead of 0.1",),
+        ("before mul, x times 0.7 instead of 0.9, and 0.3 instead of 0.1",),
     ),
     "an input a step early": Twins(
         lambda w, batch: torch.tanh(batch["x"] * w) * batch["y"],
@@ -137,7 +137,7 @@ CASES = {
         lambda w, batch: torch.square(batch["x"] * w + (0.5 * np.log(2 * np.pi) + 0.5)),
         lambda w, batch: jnp.square(batch["x"] * w + 0.5 * jnp.log(2 * jnp.pi)),
         ("number",),
-        ("an addend 0.9189385332, the reference has 1.418938533",),
+        ("before square, the result of mul plus 0.9189385332, the reference has 1.418938533",),
     ),
     "a line of a no_grad block": Twins(
         returns,
