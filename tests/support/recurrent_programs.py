@@ -79,7 +79,7 @@ class Pieces:
         two, _ = self.lstm(params, x[LENGTH // 2 :], self.carried(state))
         directions = [lambda x, end=end: self.gru(params, end, x) for end in ("", "_reverse")]
         both = jnp.concatenate(self.both(*directions, jnp.concatenate([one, two])), axis=-1)
-        logits = (both @ params["out.weight"].T + params["out.bias"]).swapaxes(0, 1)
+        logits = (both @ params["out.weight"].T + params["out.bias"][None, None]).swapaxes(0, 1)
         losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"][..., None], 2)[..., 0]
         return self.mean(losses, batch["valid"])
 
@@ -89,7 +89,7 @@ class Pieces:
 
         def step(state: State, x_t: jax.Array) -> tuple[State, jax.Array]:
             h, c = state
-            h, c = self.cell(*jnp.split(x_t @ w_x.T + b_x + h @ w_h.T + b_h, 4, axis=-1), c)
+            h, c = self.cell(*jnp.split(x_t @ w_x.T + b_x[None] + h @ w_h.T + b_h[None], 4, axis=-1), c)
             return (h, c), h
 
         state, outputs = jax.lax.scan(step, state, x)
@@ -101,10 +101,10 @@ class Pieces:
         w_x, w_h, b_x, b_h = (params[f"gru.{kind}_l0{end}"] for kind in kinds)
 
         def step(h: jax.Array, x_t: jax.Array) -> tuple[jax.Array, jax.Array]:
-            r_x, z_x, n_x = jnp.split(x_t @ w_x.T + b_x, 3, axis=-1)
-            r_h, z_h = jnp.split(h @ w_h[: 2 * WIDTH].T + b_h[: 2 * WIDTH], 2, axis=-1)
+            r_x, z_x, n_x = jnp.split(x_t @ w_x.T + b_x[None], 3, axis=-1)
+            r_h, z_h = jnp.split(h @ w_h[: 2 * WIDTH].T + b_h[None, : 2 * WIDTH], 2, axis=-1)
             r, z = jax.nn.sigmoid(r_x + r_h), jax.nn.sigmoid(z_x + z_h)
-            n = jnp.tanh(n_x + self.product(r, h, w_h[2 * WIDTH :], b_h[2 * WIDTH :]))
+            n = jnp.tanh(n_x + self.product(r, h, w_h[2 * WIDTH :], b_h[None, 2 * WIDTH :]))
             h = self.mixed(z, n, h)
             return h, h
 

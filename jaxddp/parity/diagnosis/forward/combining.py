@@ -74,7 +74,8 @@ def other_means(calls: Sequence[Call], index: int, names: Mapping[int, str]) -> 
             ) -> Any:
                 return call.earlier(site).mean(axes)
 
-            over = "all elements" if len(axes) == x.ndim else f"axis {axes[0]}, all elements"
+            over = "" if len(axes) == x.ndim else f"axis {axes[0]}, "
+            over += f"all elements ({x.numel() // call.result.numel()} in number)"
             what = f"the mean of {names.get(id(x), earlier.words)} over {over}, instead of {call.words}"
             yield call, Change("other_function", what, answer, tier=4, needs=(earlier.site,))
 
