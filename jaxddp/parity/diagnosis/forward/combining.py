@@ -10,6 +10,7 @@ from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed,
 from jaxddp.parity.diagnosis.forward.edits import MOVERS
 
 SUMS = ("add", "sub")
+MEANS = ("div", "true_divide", "mean", "sum")  # calls that end a mean
 NEARBY = 8  # calls between a mean and its argument
 
 
@@ -35,7 +36,7 @@ def exchanged(calls: Sequence[Call], index: int, names: Mapping[int, str]) -> It
             sites = first.site, second.site
             words = " and ".join(names.get(id(one), "another tensor") for one in (x, y))
             what = f"{words} exchanged between {first.words} and {second.words}"
-            yield call, Change("other_operand", what, _with_exchanged(*sites, position), tier=4, also=sites)
+            yield call, Change("other_operand", what, _with_exchanged(*sites, position), tier=3, also=sites)
 
 
 def _with_exchanged(first: Site, second: Site, position: int) -> Answer:
@@ -59,7 +60,7 @@ def _with_exchanged(first: Site, second: Site, position: int) -> Answer:
 def other_means(calls: Sequence[Call], index: int, names: Mapping[int, str]) -> Iterator[tuple[Call, Change]]:
     """Yield the mean of an earlier result in place of a quotient, as of all elements in place of those in a mask."""
     call = calls[index]
-    if call.name not in ("div", "true_divide", "mean", "sum") or not isinstance(call.result, Tensor):
+    if call.name not in MEANS or not isinstance(call.result, Tensor):
         return
     for earlier in calls[max(0, index - NEARBY) : index]:
         x = earlier.result

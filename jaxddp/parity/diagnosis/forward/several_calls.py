@@ -29,25 +29,31 @@ def chains_left_out(
     """
     makers = {id(x): index for index, call in enumerate(calls) for x in tensors_in(call.result)}
 
-    def walk(index: int, said: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    def walk(index: int, said: tuple[str, ...], sites: frozenset[Site]) -> Iterator[tuple[int, tuple[str, ...]]]:
         call = calls[index]
+        sites |= {call.site}
         for kept, x in enumerate(call.args):
             maker = makers.get(id(x))
             if maker is None or maker >= index or not isinstance(call.result, Tensor) or x.shape != call.result.shape:
                 continue
-            words = (" by ".join([call.name, *_others(call, kept, names)]), *said)
+            words = (" by ".join([call.words, *_others(call, kept, names)]), *said)
             if maker in inside and len(words) < LONGEST:
-                yield from walk(maker, words)
-            elif maker not in inside and len(words) > 1 and isinstance(calls[maker].result, Tensor):
+                yield from walk(maker, words, sites)
+            elif maker not in inside and len(words) > 1 and _is_value(calls[maker], sites):
                 yield maker, words
 
     for index in inside:
-        for maker, words in walk(index, ()):
+        for maker, words in walk(index, (), frozenset()):
             what = f"{' and '.join(words)} left out"
             yield (
                 calls[index],
                 Change("calls_left_out", what, _result_of(calls[maker].site), tier=3, needs=(calls[maker].site,)),
             )
+
+
+def _is_value(call: Call, sites: frozenset[Site]) -> bool:
+    """Return whether a call gives a tensor, and is not one of these sites at an earlier time step."""
+    return isinstance(call.result, Tensor) and call.site not in sites
 
 
 def _others(call: Call, kept: int, names: Mapping[int, str]) -> list[str]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Patch, Proceed
+from jaxddp.parity.diagnosis.forward.combining import MEANS
 from jaxddp.parity.diagnosis.forward.edits import families_of
 
 FAULT = "other_expression"
@@ -71,6 +72,8 @@ def _reductions(call: Call, earlier: Call, name: str) -> Iterator[Change]:
     for axis in range(len(shape)):
         if (*shape[:axis], *shape[axis + 1 :]) == tuple(call.result.shape) and shape[axis] > 1:
             for title, function in REDUCTIONS.items():
+                if title == "mean" and call.name in MEANS:  # see `combining.other_means`
+                    continue
                 what = f"the {title} of all elements of {name} along axis {axis}"
                 yield _change(what, call, earlier, partial(_along, function, axis), tier=4)
 
