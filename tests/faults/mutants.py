@@ -196,7 +196,7 @@ FAULTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("jaxddp/data_parallel.py", "tests/unit/nn/test_model_tree.py -k data_parallel"): {
         "flat_tree": ("seeing(self.functional.param_tree, optimizer)", "optimizer")
     },
-    ("jaxddp/parity/torch_side/recorder.py", "tests/unit/parity/test_excerpts.py -k torchs"): {
+    ("jaxddp/parity/torch_side/rank_recorder.py", "tests/unit/parity/test_excerpts.py -k torchs"): {
         "another_excerpt": ("[::apart].reshape(-1, *(1,)", "[1::apart].reshape(-1, *(1,)")
     },
     ("jaxddp/parity/compare/judge.py", "tests/unit/parity/compare/test_judge.py -k zeros"): {

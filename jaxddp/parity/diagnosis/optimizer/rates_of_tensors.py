@@ -12,6 +12,7 @@ from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
 
 EQUAL = 1e-9  # misfit of a step or tensor that is equal
+DISTINCT = 4  # digits in which the rates of two groups differ
 
 
 def rates_of_tensors(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
@@ -45,7 +46,8 @@ def _of_groups(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerE
     with np.errstate(all="ignore"):
         factors = np.array([float(f"{both.sum() / squares.sum():.6g}") for both, squares in products])
     groups = [factor for factor in np.unique(factors) if factor != 1]
-    if not np.isfinite(factors).all() or not 1 < len(groups) <= len(program.names) // 2:
+    distinct = {f"{factor:.{DISTINCT}g}" for factor in groups}  # a single rate, rounded in float32, is not several
+    if not np.isfinite(factors).all() or not 1 < len(distinct) == len(groups) <= len(program.names) // 2:
         return
     each = (f"of {listed(program, factors == factor)} times {number(factor)}" for factor in groups)
     says = f"learning rate {', '.join(each)}"
