@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, tensors_in
+from jaxddp.parity.diagnosis.forward.function_edits import is_number, other_functions
 from jaxddp.parity.diagnosis.forward.index_edits import edits_of_indices
 from jaxddp.parity.diagnosis.forward.signatures import parameters_of
 
 ORDERS = {"p": (1.0, 2.0, math.inf), "ord": (1.0, 2.0, math.inf)}  # of a norm
 Replace = Callable[[Call, Any], Call]  # returns the call with another value
-Family = Sequence[tuple[str, Callable[..., Any]]]  # functions that take the same arguments, with their names
 AXES = ("dim", "dims", "axis", "dim0", "dim1")
 NOT_TRIED = (*AXES, "normalized_shape", "chunks", "num_layers", "groups", "dtype", "_stacklevel", "inplace", "keepdim")
 MOVERS = (
@@ -44,73 +43,6 @@ OPERANDS = {
     **{"__rdiv__": "{} as the divisor of", "__rpow__": "{} as the exponent of"},
     **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne"), "{} compared with"),
 }
-
-
-def _gate(x: Tensor) -> Tensor:
-    """Compute hardsigmoid; the gradient of torch's is computed with 1/6 in float32, whatever the dtype."""
-    return F.relu6(x + 3) / 6
-
-
-# Functions that take the same arguments, where those after the first are left out.
-FAMILIES: tuple[Family, ...] = (
-    (
-        *(("relu", F.relu), ("gelu", F.gelu), ("silu", F.silu), ("tanh", torch.tanh), ("sigmoid", torch.sigmoid)),
-        *(("elu", F.elu), ("leaky_relu", F.leaky_relu), ("softplus", F.softplus), ("mish", F.mish), ("selu", F.selu)),
-        *(("relu6", F.relu6), ("hardswish", lambda x: x * _gate(x)), ("hardtanh", F.hardtanh), ("hardsigmoid", _gate)),
-        *(("celu", F.celu), ("softsign", F.softsign), ("logsigmoid", F.logsigmoid), ("square", torch.square)),
-        ("GELU by tanh", lambda x: F.gelu(x, approximate="tanh")),
-    ),
-    (
-        *(("exp", torch.exp), ("expm1", torch.expm1), ("softplus", F.softplus), ("square", torch.square)),
-        ("abs", torch.abs),
-    ),
-    (("sqrt", torch.sqrt), ("rsqrt", torch.rsqrt), ("square", torch.square)),
-    (("log", torch.log), ("log1p", torch.log1p), ("log2", torch.log2)),
-    (("sin", torch.sin), ("cos", torch.cos)),
-)
-REDUCTIONS: Family = (
-    *(("sum", torch.sum), ("mean", torch.mean), ("amax", torch.amax), ("amin", torch.amin), ("prod", torch.prod)),
-    *(("logsumexp", torch.logsumexp), ("std", torch.std), ("var", torch.var), ("norm", torch.linalg.vector_norm)),
-)
-ALONG: Family = (
-    *(("softmax", torch.softmax), ("log_softmax", torch.log_softmax), ("cumsum", torch.cumsum)),
-    ("sigmoid", lambda x, dim: torch.sigmoid(x)),
-)
-LOSSES: Family = (
-    *(("mse_loss", F.mse_loss), ("l1_loss", F.l1_loss), ("smooth_l1_loss", F.smooth_l1_loss)),
-    ("huber_loss", F.huber_loss),
-)
-PAIRS: Family = (
-    *(("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("div", torch.div)),
-    *(("maximum", torch.maximum), ("minimum", torch.minimum)),
-    ("sub with its operands swapped", lambda x, y: y - x),
-)
-# A number in place of the second operand, and the other way to use it.
-BY_NUMBER: dict[str, tuple[str, Callable[..., Any]]] = {
-    **{"mul": ("div", torch.div), "div": ("mul", torch.mul), "true_divide": ("mul", torch.mul)},
-    **{"add": ("sub", torch.sub), "sub": ("add", torch.add)},
-}
-
-
-def _of_roots(start: float, end: float, steps: int, **options: Any) -> Tensor:
-    return torch.linspace(start**0.5, end**0.5, steps, **options) ** 2
-
-
-def _of_logarithms(start: float, end: float, steps: int, **options: Any) -> Tensor:
-    return torch.exp(torch.linspace(math.log(start), math.log(end), steps, **options))
-
-
-SPACES: Family = (
-    *(("linspace", torch.linspace), ("squares of equally spaced roots", _of_roots)),
-    ("exponentials of equally spaced logarithms", _of_logarithms),
-)
-COMPARISONS: Family = (
-    *(("gt", torch.gt), ("ge", torch.ge), ("lt", torch.lt), ("le", torch.le), ("eq", torch.eq), ("ne", torch.ne)),
-)
-SHARED = ("kernel_size", "stride", "padding")  # options of all poolings
-POOLS: Family = tuple(
-    (f"{kind}_pool{dims}d", getattr(F, f"{kind}_pool{dims}d")) for kind in ("max", "avg") for dims in (1, 2, 3)
-)
 
 
 def edits_of_arguments(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
@@ -182,11 +114,6 @@ def numbers(call: Call, of: str) -> Iterator[Change]:
                     continue
                 says = f"{what} {other} instead of {value}"
                 yield Change("number", says, _with(but, other), tier=2)
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a number, and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _with(but: Replace, *fixed: Any) -> Answer:
@@ -264,49 +191,6 @@ def options(call: Call) -> Iterator[Change]:
             zeros = " (zeros)" if other == "constant" else ""
             what = without if other is None else f"{call.words}'s {name} {other!r}{zeros} instead of {value!r}"
             yield Change("other_option", what, _with(but, other), tier=3)
-
-
-def other_functions(call: Call, of: str) -> Iterator[Change]:
-    """Yield another function of the same kind: an activation, a reduction, a loss, an operator."""
-    for family in families_of(call):
-        yield from _others(call, family, lambda call: ((_tensors(call)[0],), {}))
-    if call.name in [name for name, _ in POOLS]:
-        dims = [(name, function) for name, function in POOLS if name[-2:] == call.name[-2:]]
-        options = {name: call.get(name) for name in SHARED if call.get(name) is not None}
-        yield from _others(call, dims, lambda call: ((call.args[0],), options))
-    for family in (REDUCTIONS, ALONG, LOSSES, COMPARISONS, SPACES):
-        if call.name in [name for name, _ in family] and call.args:
-            yield from _others(call, family, lambda call: (call.args, call.kwargs), f" of {of}" if of else "")
-    if call.name.rstrip("_") in [name for name, _ in PAIRS] and len(_tensors(call)) == 2:
-        yield from _others(call, PAIRS, lambda call: (tuple(_tensors(call)), {}))
-    if call.name in BY_NUMBER and len(call.args) == 2 and is_number(call.args[1]) and not call.kwargs:
-        other, function = BY_NUMBER[call.name]
-        what = f"{other} by {call.args[1]:.10g} instead of {call.name}"
-        # Both sides have this number, which says more than a number that one of them would have made of it.
-        yield Change("other_function", what, lambda call, proceed, value, /: function(*call.args), tier=1)
-
-
-def families_of(call: Call) -> Iterator[Family]:
-    """Yield the families of functions of one tensor that a call's belongs to."""
-    name = {2: "square", 0.5: "sqrt", -0.5: "rsqrt"}.get(call.get("exponent"), "") if call.name == "pow" else call.name
-    if len(_tensors(call)) == 1:
-        yield from (family for family in FAMILIES if name in [one for one, _ in family])
-
-
-def _others(call: Call, family: Family, given: Callable[[Call], tuple[Any, Any]], of: str = "") -> Iterator[Change]:
-    for name, function in family:
-        if name != call.name.rstrip("_"):
-
-            def answer(call: Call, proceed: Proceed, value: float, /, function: Any = function) -> Any:
-                args, kwargs = given(call)
-                return function(*args, **kwargs)
-
-            what = f"{name} instead of {call.words.rstrip('_')}"
-            yield Change("other_function", f"{what}{of}", answer, group=what, tier=3)
-
-
-def _tensors(call: Call) -> list[Tensor]:
-    return [*tensors_in((call.args, call.kwargs))]
 
 
 def not_rescaled(call: Call) -> Iterator[Change]:

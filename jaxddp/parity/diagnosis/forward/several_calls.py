@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Patch, Proceed, Site, tensors_in
-from jaxddp.parity.diagnosis.forward.edits import arguments_of, is_number
+from jaxddp.parity.diagnosis.forward.edits import arguments_of
+from jaxddp.parity.diagnosis.forward.function_edits import is_number
 
 LONGEST = 4  # calls of a chain that is left out
 NEAR = 1e-9  # relative

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Patch, Proceed
 from jaxddp.parity.diagnosis.forward.combining import MEANS
-from jaxddp.parity.diagnosis.forward.edits import families_of
+from jaxddp.parity.diagnosis.forward.function_edits import families_of
 
 FAULT = "other_expression"
 BEFORE = 8  # earlier calls whose results an expression may take
