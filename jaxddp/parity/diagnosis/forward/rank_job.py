@@ -5,15 +5,13 @@ Nothing here imports jax.
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.convert import tied_names, under_all_names
@@ -22,6 +20,7 @@ from jaxddp.parity.diagnosis.forward.buffers import explain_buffers
 from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence, ModelStep, differs, search_model
 from jaxddp.parity.diagnosis.forward.one_loss import LossOfStep, UnknownWeights
 from jaxddp.parity.diagnosis.forward.reading import Reading
+from jaxddp.parity.diagnosis.threads import torch_threads
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of
 from jaxddp.parity.processes import Tell, free_at_once
@@ -84,7 +83,7 @@ class ForwardDiagnosis:
             if not is_large_model(self.start):
                 return self._search(searching)
             free_at_once()
-            with _threads(os.cpu_count() or 1):  # the other ranks wait
+            with torch_threads(os.cpu_count() or 1):  # the other ranks wait
                 return self._search(searching)
 
     def _search(self, searching: Callable[[], None]) -> tuple[Ruling | None, Ruling | None]:
@@ -115,17 +114,6 @@ class ForwardDiagnosis:
         of_model, known = search_model(evidence) if self.model else (None, ())
         buffers = self.buffers and (of_model is None or of_model.named)
         return of_model, explain_buffers(evidence, known=known) if buffers else None
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Let torch compute with this many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _loss_fn(job: ForwardDiagnosis, side: TorchSide, steps: Sequence[ModelStep]) -> LossFunction:

@@ -34,6 +34,7 @@ from jaxddp.parity.diagnosis.optimizer.update_evidence import (
     with_rates_of_float32,
 )
 from jaxddp.parity.diagnosis.optimizer.warmup import FAULT as WARMUP
+from jaxddp.parity.diagnosis.threads import torch_threads
 
 __all__ = ["OptimizerEvidence", "OptimizerStep", "explain_optimizer", "reference_residuals"]
 
@@ -95,7 +96,8 @@ def explain_optimizer(
     with np.errstate(all="ignore"):  # wild values are tried on the way
         alone = any(other.residual <= coarse for other in others)
         deep = deep and not tiny and not alone and reference.step.elementwise  # others take whole tensors, and long
-        trials = search.run(edits(reference, sample, evidence), deep)
+        with torch_threads(1):
+            trials = search.run(edits(reference, sample, evidence), deep)
         hypotheses = _confirmed(trials, reference, evidence, coarse)
         if tiny:
             hypotheses = _better_than_none(hypotheses, reference, evidence, floor)
