@@ -196,7 +196,8 @@ class Patch(Item):
     @property
     def plausible(self) -> bool:
         """Return whether a programmer has written the value, or may have; a factor of 0 is another fault."""
-        return self.given or (super().plausible and not (self.value == 0 and self.change.what.endswith(" times")))
+        is_zero = self.value == 0 and self.change.fault == "number" and self.change.what.endswith(" times")
+        return self.given or (super().plausible and not is_zero)
 
     @property
     def start(self) -> float:
