@@ -74,7 +74,10 @@ UNCATALOGUED: dict[str, Planted] = {
         lambda right: replace(right, order=filled_up_with_the_last), on("mlp") + on("convnet"), "samples", step=5
     ),
     "other_width": Planted(
-        lambda right: replace(right, loss=partial(policy.flax_loss, widths=(0.1, 0.1))), on("policy"), "local_loss"
+        lambda right: replace(right, loss=partial(policy.flax_loss, widths=(0.1, 0.1))),
+        on("policy"),
+        "local_loss",
+        named=("number",),
     ),
     "mean_of_terms": Planted(
         lambda right: replace(

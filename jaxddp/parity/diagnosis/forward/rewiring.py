@@ -57,7 +57,7 @@ def edits_of_connections(
     """
     for index in here:
         call = calls[index]
-        operands = [(k, names.get(id(x), f"operand {k + 1}")) for k, x in enumerate(call.args) if _is_float(x)]
+        operands = _operands(call, names)
         own = (
             _left_out(call),
             _only_one(call, operands),
@@ -100,6 +100,13 @@ def _is_float(x: Any) -> bool:
 def _keeps_shape(call: Call) -> bool:
     first: Any = call.args[0] if call.args else None
     return _is_float(first) and _is_float(call.result) and first.shape == call.result.shape and call.name not in ITSELF
+
+
+def _operands(call: Call, names: Mapping[int, str]) -> Operands:
+    """Return the operands that are tensors; those with the same name have their numbers, too."""
+    given = [(k, names.get(id(x), "")) for k, x in enumerate(call.args) if _is_float(x)]
+    every = [name for _, name in given]
+    return [(k, name if every.count(name) == 1 and name else f"{name} (operand {k + 1})".lstrip()) for k, name in given]
 
 
 def _left_out(call: Call) -> Iterator[Change]:
