@@ -93,7 +93,7 @@ class ReadingSearch:
             if found:
                 return _together(found)
             level = [later for place in level for later in self._following(place)]
-        return self._explain((), _some(start.others))
+        return self._explain((), start.others[:OTHERS])
 
     def partly(self) -> str:
         """Return the faults that are certain although they do not explain everything, in words; "" if none is.
@@ -179,14 +179,6 @@ class _Place:
     begin: int
     fitting: list[Patch]
     others: list[Patch]
-
-
-def _some(others: Sequence[Patch]) -> list[Patch]:
-    """Return the edits that are tried of many: all that fit a number, which can stand for others, and come last."""
-    parts: dict[bool, list[Patch]] = {False: [], True: []}
-    for patch in others:
-        parts[patch.reference is not None and patch.change.fault in LOOSE].append(patch)
-    return [*parts[False][: max(OTHERS - len(parts[True]), 0)], *parts[True]]
 
 
 def _joined(known: Sequence[Patch], named: Sequence[Hypothesis]) -> Iterator[Hypothesis]:
