@@ -77,7 +77,7 @@ PATCHED: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     "rule": (
         optimizer("NAdam(parameters, lr=0.01)"),
         "optax.nadam(0.01)",
-        "jaxddp.optim.nadam(0.01, betas=(0.9, 0.999), eps=1e-08, momentum_decay=0.004)",
+        "jaxddp.optim.nadam(0.01)",
         "",
     ),
     "eps": (
