@@ -60,7 +60,7 @@ def library_function() -> str:
     while frame is not None and not is_of_user(frame.f_code.co_filename):
         name = frame.f_code.co_name
         frame = frame.f_back
-    return "" if name.startswith(("_", "<")) else name
+    return "" if name.startswith(("_", "<", "wrap")) else name  # wrapped, wrapper: a decorator's
 
 
 def is_of_user(path: str) -> bool:
