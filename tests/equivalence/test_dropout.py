@@ -10,7 +10,7 @@ from jaxddp.nn import layers
 from jaxddp.nn.dropout_rng import Place
 from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import Case
-from jaxddp.parity.jax_side.compiled_step import forget_programs
+from jaxddp.parity.jax_side.checked_step import forget_programs
 from jaxddp.step import local_gradients
 from tests.support.cases import even_case
 from tests.support.trajectories import compare, run_jax

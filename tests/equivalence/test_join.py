@@ -15,7 +15,7 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.nn import layers
 from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import Case
-from jaxddp.parity.jax_side.compiled_step import forget_programs
+from jaxddp.parity.jax_side.checked_step import forget_programs
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import Tensors

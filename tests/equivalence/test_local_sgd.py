@@ -18,7 +18,7 @@ from jaxddp.distributed.collectives import all_reduce_mean
 from jaxddp.errors import InputError
 from jaxddp.nn.torch_weights import load_weights
 from jaxddp.parity.case_interface import Trajectory
-from jaxddp.parity.jax_side.compiled_step import forget_programs
+from jaxddp.parity.jax_side.checked_step import forget_programs
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.step.post_local_sgd import PostLocalSGD
 from jaxddp.step.replicated import Replicated

@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxddp.config.choices import OPTIMIZERS
 from jaxddp.distributed import collectives
-from jaxddp.parity.jax_side.compiled_step import forget_programs
+from jaxddp.parity.jax_side.checked_step import forget_programs
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.step import zero
 from jaxddp.step.replicated import Replicated

@@ -18,7 +18,7 @@ from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.ports import free_port
 from jaxddp.distributed.processes import joined
 from jaxddp.parity.case_interface import AnyCase, Trajectory
-from jaxddp.parity.jax_side.compiled_step import forget_programs
+from jaxddp.parity.jax_side.checked_step import forget_programs
 from jaxddp.parity.jax_side.excerpt_program import FREE
 from jaxddp.parity.jax_side.micro_gradients import micro_records, program
 from jaxddp.parity.jax_side.optimizer_line import note_optimizers

@@ -69,7 +69,7 @@ class CustomStep:
 
     @property
     def loss(self) -> LocalLoss:
-        """The port's loss."""
+        """Return the port's loss."""
         return self.step.loss
 
     @property

@@ -18,7 +18,7 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.collectives import AXIS_NAME
 from jaxddp.nn.losses import Batch
 from jaxddp.parity.case_interface import AnyCase, Trajectory, micro_batches_of
-from jaxddp.parity.jax_side.compiled_step import side_of
+from jaxddp.parity.jax_side.checked_step import side_of
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
 from jaxddp.parity.jax_side.recorded_runs import given_gradients
 from jaxddp.parity.jax_side.side import JaxSide

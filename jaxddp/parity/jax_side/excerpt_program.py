@@ -18,8 +18,8 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
 from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.excerpts import distance, excerpts
-from jaxddp.parity.jax_side.compiled_step import (
-    CompiledStep,
+from jaxddp.parity.jax_side.checked_step import (
+    CheckedStep,
     Stages,
     Update,
     clips_not,
@@ -44,7 +44,7 @@ SQUARES, LACKING = "squares", "lacking"  # further outputs of the program
 
 
 @dataclass(frozen=True)
-class ExcerptProgram(CompiledStep):
+class ExcerptProgram(CheckedStep):
     """A large port's step, whose stages are excerpts; see `excerpt_program`.
 
     Attributes:
@@ -94,7 +94,7 @@ class ExcerptProgram(CompiledStep):
         return record | {stage: slices_of(tensors, 0) for stage, tensors in of_optimizer.items()}
 
     def given(self, stages: Stages, of_torch: Arrays, start: Arrays) -> Params:
-        """Return the reference's gradients, and jax's where torch has none; see `CompiledStep.given`."""
+        """Return the reference's gradients, and jax's where torch has none; see `CheckedStep.given`."""
         return self.side.from_torch(Joined(of_torch, slices_of(stages[LACKING], 0), start))[0]
 
     def of_custom_step(self, after: TrainState, params: Params) -> dict[str, Tensors]:
@@ -183,7 +183,7 @@ def excerpt_program(case: AnyCase, start: Arrays, forced: bool, lacking: Collect
     return program
 
 
-def _can_run(program: CompiledStep, case: AnyCase, start: Arrays) -> bool:
+def _can_run(program: CheckedStep, case: AnyCase, start: Arrays) -> bool:
     """Return whether vmap can trace a port's `flax_step`; it maps less than pmap, for example no groups of replicas."""
     state = jax.eval_shape(program.side.replica_step.init, *program.side.from_torch(start))
     try:

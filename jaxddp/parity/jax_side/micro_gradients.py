@@ -16,7 +16,7 @@ from jaxddp.nn.functional import LocalLoss
 from jaxddp.nn.losses import Batch
 from jaxddp.parity.case_interface import AnyCase, Trajectory
 from jaxddp.parity.excerpts import excerpts
-from jaxddp.parity.jax_side.compiled_step import replicas_of
+from jaxddp.parity.jax_side.checked_step import replicas_of
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.records import Record, Tensors

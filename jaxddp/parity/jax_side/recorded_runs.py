@@ -13,8 +13,8 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, differences, listed
 from jaxddp.parity.case_interface import AnyCase, Trajectory
-from jaxddp.parity.jax_side.compiled_step import (
-    CompiledStep,
+from jaxddp.parity.jax_side.checked_step import (
+    CheckedStep,
     Hook,
     Update,
     program_of,
@@ -98,7 +98,7 @@ def forced_records(
             del record
 
 
-def _steps_of(program: CompiledStep) -> Callable[..., tuple[Record, TrainState]]:
+def _steps_of(program: CheckedStep) -> Callable[..., tuple[Record, TrainState]]:
     """Return the function that takes a forced step of the program's kind.
 
     Its arguments are the state, the batch, the reference and the step's number, from 0; it returns the record, and the
@@ -113,7 +113,7 @@ def _steps_of(program: CompiledStep) -> Callable[..., tuple[Record, TrainState]]
 
 
 def _replica_step(
-    program: CompiledStep, update: Update, state: TrainState, batch: MicroBatches, reference: Trajectory, number: int
+    program: CheckedStep, update: Update, state: TrainState, batch: MicroBatches, reference: Trajectory, number: int
 ) -> tuple[Record, TrainState]:
     after, stages = program.step(program.placed(state), batch)
     after = dataclasses.replace(after, params={}, opt_state=())
@@ -123,7 +123,7 @@ def _replica_step(
     return record, dataclasses.replace(after, opt_state=opt_state)
 
 
-def _custom_step(program: CompiledStep, state: TrainState, batch: MicroBatches, *_: Any) -> tuple[Record, TrainState]:
+def _custom_step(program: CheckedStep, state: TrainState, batch: MicroBatches, *_: Any) -> tuple[Record, TrainState]:
     after, stages = program.step(program.placed(state), batch)
     of_optimizer = program.of_custom_step(after, state.params)
     record = program.record(stages, batch) | of_optimizer | _shown(after.opt_state)
@@ -131,7 +131,7 @@ def _custom_step(program: CompiledStep, state: TrainState, batch: MicroBatches, 
 
 
 def _multi_loss_step(
-    program: CompiledStep,
+    program: CheckedStep,
     step: MultiLossStep,
     state: TrainState,
     batch: MicroBatches,
@@ -170,7 +170,7 @@ def _program(
     replicas: Replicas | None,
     comm_hook: Hook | None,
     reference: Trajectory | None = None,
-) -> CompiledStep:
+) -> CheckedStep:
     """Return the case's program; for a large port, one that returns excerpts."""
     is_port = hasattr(case, "port") and case.port.torch_step is None
     if not (is_port and replicas is None and comm_hook is None and is_large_model(start)):

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxddp.distributed.collectives import AXIS_NAME
 from jaxddp.parity.case_interface import AnyCase, Trajectory, micro_batches_of
-from jaxddp.parity.jax_side.compiled_step import side_of
+from jaxddp.parity.jax_side.checked_step import side_of
 from jaxddp.parity.jax_side.equations import Evaluate, Reader, Value, evaluated
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.jax_side.widened import CASTS

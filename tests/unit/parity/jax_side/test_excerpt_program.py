@@ -13,7 +13,7 @@ from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.jax_side import recorded_runs
-from jaxddp.parity.jax_side.compiled_step import forget_programs
+from jaxddp.parity.jax_side.checked_step import forget_programs
 from jaxddp.parity.jax_side.excerpt_program import FREE, excerpt_program
 from jaxddp.parity.jax_side.recorded_runs import forced_records, free_records
 from jaxddp.parity.port import PortFile

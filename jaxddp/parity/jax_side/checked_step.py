@@ -32,7 +32,7 @@ Excerpts = Callable[[str, int, dict[str, np.ndarray]], tuple[Tensors, Tensors]]
 
 
 @dataclass(frozen=True)
-class CompiledStep:
+class CheckedStep:
     """A case's compiled step.
 
     Attributes:
@@ -131,7 +131,7 @@ def replicas_of(case: AnyCase) -> Replicas:
 
 
 @lru_cache(maxsize=1)
-def program_of(case: AnyCase, replicas: Replicas | None, comm_hook: Hook | None) -> CompiledStep:
+def program_of(case: AnyCase, replicas: Replicas | None, comm_hook: Hook | None) -> CheckedStep:
     """Build the program of a case; cached, because compiling takes longest."""
     side = side_of(case)
     replicas = replicas or replicas_of(case)
@@ -147,7 +147,7 @@ def program_of(case: AnyCase, replicas: Replicas | None, comm_hook: Hook | None)
         return next_state, stages
 
     # Stages come back from every replica (axis 0), or one that drifts apart would go unseen.
-    return CompiledStep(side, replicas, replicas.map(without_metrics, (step.axes, 0), (step.axes, 0), donate=(0,)))
+    return CheckedStep(side, replicas, replicas.map(without_metrics, (step.axes, 0), (step.axes, 0), donate=(0,)))
 
 
 def updates_between(before: Params, after: Params) -> dict[str, np.ndarray]:
