@@ -119,8 +119,11 @@ def _with_optimizer_lines(evidence: Evidence, searches: InterruptibleSearches, r
 def _of_multi_loss(evidence: Evidence, searches: InterruptibleSearches) -> Iterator[Difference]:
     """Yield the differences of a `torch_step` and its twin: in losses, in what the optimizers get, in updates."""
     first, follow = evidence.judgement.first, False
-    search = lambda job: searches.run(lambda: searches.workers.torch.do(job)[0])  # noqa: E731
     read = partial(_read, evidence, searches)
+
+    def search(job: ForwardDiagnosis) -> tuple[Ruling | None, Ruling | None] | None:
+        return searches.run(lambda: searches.workers.torch.do(job)[0])
+
     for located in [*differing_losses(evidence)]:
         found = explain_loss(evidence, located, search, read)
         follow = follow or found is not None
