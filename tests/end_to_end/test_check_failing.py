@@ -93,10 +93,22 @@ def test_a_half_that_cannot_be_used_is_told_with_advice(
     assert all(math.isfinite(torch) and math.isnan(jax) for torch, jax in report.losses)
 
 
+def test_gradients_for_which_ddp_waits_are_told_at_the_step_that_lacks_them(failing: Checked) -> None:
+    detached = ("torch.tanh(self.fc1(x))", "torch.tanh(self.fc1(x).detach())")
+    report = failing(detached, more=step())
+    message = (
+        "torch_loss: does not depend on fc1.weight, fc1.bias, for whose gradients DDP waits; freeze these, or set "
+        "find_unused_parameters = True"
+    )
+    assert report.problems == (Problem("torch", "torch rank 0, step 1", message),)
+    assert report.verdict == "incomplete" and not report.stages
+
+
 @pytest.mark.large
-def test_a_batch_that_fails_later_costs_the_later_steps(failing: Checked, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["", step()], ids=["jaxddp's step", "custom step"])
+def test_a_batch_that_fails_later_costs_the_later_steps(more: str, failing: Checked, tmp_path: Path) -> None:
     raises = 'if step == 2: raise KeyError("gone")'
-    report = failing(at_start_of("batch(step, rank)", raises))
+    report = failing(at_start_of("batch(step, rank)", raises), more=more)
     assert report.verdict == "incomplete" and not report.differences
     message = f"{line_of(tmp_path / 'port.py', raises)}: KeyError: 'gone'"
     assert report.problems == (

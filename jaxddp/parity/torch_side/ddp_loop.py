@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch.nn.parallel import DistributedDataParallel
 
+from jaxddp.errors import InputError, listed
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import Record
@@ -66,6 +67,9 @@ class DdpLoop:
             micro_batches: this rank's examples.
             step: number of the step, from 0.
             gradients: replace the computed ones as the optimizer's input; None: no replacement.
+
+        Raises:
+            InputError: DDP waits for the gradient of a parameter that the loss does not depend on.
         """
         side, recorder = self._side, self.recorder
         self._watched.gradients = gradients
@@ -86,6 +90,17 @@ class DdpLoop:
             count_fn=side.count_fn,
             step=step,
         )
+        self._check_averaged()
         if self._averaged is not None and not sums.get("skipped"):
             self._averaged.update_parameters(side.model)
         return recorder.record(self.optimizer, self._averaged)
+
+    def _check_averaged(self) -> None:
+        """Check that DDP has averaged all gradients; torch itself raises at the next step only."""
+        trained = {name: x for name, x in self.recorder.parameters.items() if x.requires_grad}
+        unused = [name for name, x in trained.items() if name not in self.recorder.reduced and x.grad is None]
+        if unused and not self._side.find_unused_parameters:
+            raise InputError(
+                f"torch_loss: does not depend on {listed(unused, joint=', ')}, for whose gradients DDP waits; freeze "
+                "these, or set find_unused_parameters = True"
+            )

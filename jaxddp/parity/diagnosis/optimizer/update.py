@@ -53,7 +53,7 @@ def differing_update(evidence: Evidence, problems: list[Problem]) -> Located | N
     Returns:
         Step and tensor; None: no update differs.
     """
-    if not evidence.facts.custom_step:
+    if not evidence.facts.custom_step or not evidence.summary.optimizer:  # torch's run failed, which is a problem
         return None
     residuals = reference_residuals(_optimizer_evidence(evidence))
     if residuals is None:
