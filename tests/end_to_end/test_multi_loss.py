@@ -77,6 +77,14 @@ def test_other_right_ports_are_equal_too(changes: list[Change], checked: Checked
     assert checked(*changes).verdict == "equal"
 
 
+# Fault of one of two optimizers -> how the lines begin that make it, in jax and in torch.
+OPTIMIZERS = {
+    "eps_value": ('"actor": optax.adam(1e-2, eps=1e-6)', '"actor": torch.optim.Adam('),
+    "nesterov": ("flax_optimizer = {", '"critic": torch.optim.SGD('),
+    "lr_scaled": ('"critic": optax.sgd(0.05, momentum=0.9)', '"critic": torch.optim.SGD('),
+}
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("form", "changes", "stage", "tensor", "names"),
@@ -87,9 +95,10 @@ def test_other_right_ports_are_equal_too(changes: list[Change], checked: Checked
         (MODULES, [APART], "gradients", "critic.fc2.weight", ("no_sync",)),
         (MODULES, [("optax.adam(1e-2)", "optax.adam(1e-2, eps=1e-6)")], "update", "actor.fc1.weight", ("eps_value",)),
         (TREES, [("momentum=0.9)}", "momentum=0.9, nesterov=True)}")], "update", "critic.fc2.weight", ("nesterov",)),
+        (MODULES, [("optax.sgd(0.1, momentum", "optax.sgd(0.05, momentum")], "update", "critic", ("lr_scaled",)),
         (MODULES, [("RATE = 0.1", "RATE = 0.02")], "update", "critic_target.fc1.weight", ("number",)),
     ],
-    ids=["model", "loss", "sum", "no mean", "eps", "nesterov", "rate of an average"],
+    ids=["model", "loss", "sum", "no mean", "eps", "nesterov", "rate", "rate of an average"],
 )
 def test_a_fault_is_named(
     form: str, changes: list[Change], stage: str, tensor: str, names: tuple[str, ...], checked: Checked
@@ -99,6 +108,10 @@ def test_a_fault_is_named(
     assert (first.stage, first.step, first.cause and first.cause.names) == (stage, 1, names), report
     assert first.tensor.partition(".")[0] == tensor.partition(".")[0]
     assert all(other.stage == stage and other.cause and other.cause.names == names for other in others), report
+    if names[0] in OPTIMIZERS:
+        assert first.cause is not None and first.cause.jax is not None and first.cause.torch is not None
+        quoted = [quote.text[quote.line - quote.first].strip() for quote in (first.cause.jax, first.cause.torch)]
+        assert all(map(str.startswith, quoted, OPTIMIZERS[names[0]])), quoted
 
 
 @pytest.mark.large

@@ -89,7 +89,10 @@ def flax_model():
 def flax_optimizer(model):
     import optax
     from flax import nnx
-    kinds = {"actor": optax.adam(1e-2), "critic": optax.sgd(0.1, momentum=0.9)}
+    kinds = {
+        "actor": optax.adam(1e-2),
+        "critic": optax.sgd(0.1, momentum=0.9),
+    }
     return {name: nnx.Optimizer(model[name], kind, wrt=nnx.Param) for name, kind in kinds.items()}
 
 def flax_step(model, optimizers, batch):

@@ -95,7 +95,8 @@ def _explain_all(evidence: Evidence, searches: InterruptibleSearches, layers: bo
     differences += of_model + of_step
     if "update" in first:
         ruling = searches.run(lambda: explain_update(evidence))
-        differences += _differences(evidence, "update", _with_optimizer_lines(evidence, searches, ruling))
+        ruling = _with_optimizer_lines(evidence, searches, ruling, first["update"].tensor)
+        differences += _differences(evidence, "update", ruling)
     elif "optimizer_state" in first:
         differences += _differences(evidence, "optimizer_state", None)
     if "hyperparameters" in first and not any(d.stage == "update" and d.cause for d in differences):
@@ -103,12 +104,15 @@ def _explain_all(evidence: Evidence, searches: InterruptibleSearches, layers: bo
     return differences
 
 
-def _with_optimizer_lines(evidence: Evidence, searches: InterruptibleSearches, ruling: Ruling | None) -> Ruling:
-    """Add the lines at which both sides make their optimizers to faults of the optimizer, and to no cause at all."""
+def _with_optimizer_lines(
+    evidence: Evidence, searches: InterruptibleSearches, ruling: Ruling | None, tensor: str
+) -> Ruling:
+    """Add the lines at which both sides make the optimizer of a tensor to its faults, and to no cause at all."""
     ruling = ruling or Ruling((), None)
     workers, unseen = searches.workers, list[Problem]()
-    of_torch = TorchOptimizerLine(evidence.case.torch_source)
-    jax = searches.run(lambda: workers.jax.do(JaxOptimizerLine(evidence.case)), unseen)
+    of_torch = TorchOptimizerLine(evidence.case.torch_source, tensor)
+    of_jax = JaxOptimizerLine(evidence.case, evidence.start, tensor)
+    jax = searches.run(lambda: workers.jax.do(of_jax), unseen)
     torch = searches.run(lambda: workers.torch.do(of_torch)[0], unseen)
     lines = Lines(jax, torch)
     if not ruling.named:
@@ -132,7 +136,8 @@ def _of_multi_loss(evidence: Evidence, searches: InterruptibleSearches) -> Itera
     updates: list[tuple[Located, Ruling | None]] = []
     for located, number in differing_updates(evidence):
         if number is not None:
-            updates.append((located, searches.run(partial(explain_one_of, evidence, number))))
+            ruling = searches.run(partial(explain_one_of, evidence, number))
+            updates.append((located, _with_optimizer_lines(evidence, searches, ruling, located.tensor)))
         else:
             alone = located.detail == NO_OPTIMIZER
             ruling = explain_moved(evidence, located, search, read) if alone else None

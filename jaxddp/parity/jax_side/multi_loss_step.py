@@ -1,7 +1,7 @@
 """A port's `flax_step` that mirrors a `torch_step`, watched; see `jaxddp.step.program_step` for its two forms."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -67,6 +67,11 @@ class MultiLossStep(ProgramStep):
     def each(self, opt_state: Any) -> Iterator[tuple[TreeMap, Watched]]:
         """Yield each optimizer's state, and the map of the parameters that it updates."""
 
+    @property
+    @abstractmethod
+    def optimizers(self) -> Iterable[tuple[TreeMap, optax.GradientTransformation]]:
+        """Each optimizer as the port makes it, and the map of the parameters that it updates."""
+
     @abstractmethod
     def changed(self, opt_state: Any, change: Callable[[TreeMap, Watched], Watched]) -> Any:
         """Apply `change` to each optimizer's state and return the states."""
@@ -93,15 +98,21 @@ class WatchedModuleStep(ModuleStep, MultiLossStep):
 
     def __init__(self, functional: Functional, step: Callable[..., Any], make: Callable[[Any], Any]):
         self._trees: dict[Any, ModelTree] = {}
+        self._given: dict[Any, optax.GradientTransformation] = {}
         super().__init__(functional, step, make)
 
     def made(self, params: Params, buffers: Buffers) -> Any:
         """Make the optimizers, and note for the path of each the map of its parameters."""
         module = self._functional.module(params, buffers)
-        with _watching(module) as trees:
+        with _watching(module) as (trees, given):
             made = self._make(module)
-        self._trees = {path: trees[id(node)] for path, node in nnx.iter_graph(made) if id(node) in trees}
+        paths = {path: id(node) for path, node in nnx.iter_graph(made) if id(node) in trees}
+        self._trees, self._given = ({path: of[node] for path, node in paths.items()} for of in (trees, given))
         return made
+
+    @property
+    def optimizers(self) -> Iterable[tuple[TreeMap, optax.GradientTransformation]]:
+        return [(tree, self._given[path]) for path, tree in self._trees.items()]
 
     def each(self, opt_state: Any) -> Iterator[tuple[TreeMap, Watched]]:
         nodes = dict(nnx.iter_graph(nnx.merge(self._graphdef, opt_state)))
@@ -118,19 +129,24 @@ class WatchedModuleStep(ModuleStep, MultiLossStep):
 
 
 @contextmanager
-def _watching(module: nnx.Module) -> Iterator[dict[int, ModelTree]]:
-    """Watch every nnx.Optimizer that is made; yield, by its id, the map of its parameters under their full names."""
+def _watching(module: nnx.Module) -> Iterator[tuple[dict[int, ModelTree], dict[int, optax.GradientTransformation]]]:
+    """Watch every nnx.Optimizer that is made.
+
+    Yield, by its id, the map of its parameters under their full names, and the transformation that it is given.
+    """
     full = {id(x): ".".join(map(str, path)) for path, x in nnx.to_flat_state(nnx.state(module))}
     trees: dict[int, ModelTree] = {}
+    given: dict[int, optax.GradientTransformation] = {}
     init = nnx.Optimizer.__init__
 
     def watch(self: Any, model: Any, tx: optax.GradientTransformation, *args: Any, **kwargs: Any) -> None:
         init(self, model, watched(tx), *args, **kwargs)
         paths = nnx.to_flat_state(nnx.state(model))
+        given[id(self)] = tx
         trees[id(self)] = ModelTree({full[id(x)]: path for path, x in paths if id(x) in full}, nnx.from_flat_state)
 
     with mock.patch.object(nnx.Optimizer, "__init__", watch):
-        yield trees
+        yield trees, given
 
 
 class WatchedPlainStep(PlainStep, MultiLossStep):
@@ -138,7 +154,12 @@ class WatchedPlainStep(PlainStep, MultiLossStep):
 
     def __init__(self, functional: PlainFunctional, step: Callable[..., Any], optimizers: Any):
         super().__init__(functional, step, optimizers)
-        self._optimizers = {key: watched(one) for key, one in self._optimizers.items()}
+        self._given = self._optimizers
+        self._optimizers = {key: watched(one) for key, one in self._given.items()}
+
+    @property
+    def optimizers(self) -> Iterable[tuple[TreeMap, optax.GradientTransformation]]:
+        return [(tree, self._given[key]) for key, tree in self._trees.items()]
 
     def each(self, opt_state: Any) -> Iterator[tuple[TreeMap, Watched]]:
         for key, tree in self._trees.items():

@@ -16,25 +16,27 @@ from torch_ref.distributed import World
 
 @dataclass(frozen=True)
 class TorchOptimizerLine:
-    """A job that returns the line at which the optimizer is made, the first of several.
+    """A job that returns the line at which an optimizer is made.
 
     Attributes:
         source: model or port.
+        tensor: name of a parameter that the optimizer updates.
         world_size: always 1.
     """
 
     source: Source
+    tensor: str
     world_size: int = 1
 
     def run(self, world: World, tell: Tell) -> SourceLine | None:
-        """Return the line; None: unknown."""
+        """Return the line, that of the first optimizer if none updates the parameter; None: unknown."""
         tell("the optimizer")
-        lines: list[SourceLine | None] = []
+        made: list[tuple[Optimizer, SourceLine | None]] = []
         make = Optimizer.__init__
 
         @wraps(make)
         def noted(self: Optimizer, *args: Any, **kwargs: Any) -> None:
-            lines.append(line_of_user(calling_lines()))
+            made.append((self, line_of_user(calling_lines())))
             make(self, *args, **kwargs)
 
         side = make_side(self.source, 1, "float64")
@@ -43,4 +45,6 @@ class TorchOptimizerLine:
                 side.torch_step.configure(side.model)
             else:
                 side.make_optimizer(side.model.parameters(), world)
-        return lines[0] if lines else None
+        parameter = dict(side.model.named_parameters()).get(self.tensor)
+        lines = [line for one, line in made if any(x is parameter for of in one.param_groups for x in of["params"])]
+        return next(iter([*lines, *(line for _, line in made)]), None)
