@@ -26,6 +26,7 @@ from jaxddp.parity.compare.idle import idle
 from jaxddp.parity.compare.judge import shows_clipping
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.compare.residuals import MOVED, residuals, rounding_only
+from jaxddp.parity.diagnosis.cause_lines import START, with_function_lines
 from jaxddp.parity.diagnosis.differences import find_differences
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
@@ -145,7 +146,7 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
     searches = InterruptibleSearches(workers, problems, progress)
     if spoiled is not None and spoiled.side == "both":
         problems.append(on_both_sides(evidence, searches, spoiled))
-    differences = _different_starts(runs) + find_differences(evidence, searches)
+    differences = _different_starts(runs, evidence, searches) + find_differences(evidence, searches)
     if differences and differences[0].stage == "local_loss" and not _in_catalogue(differences[0]) and spoiled is None:
         details = filter(None, [differences[0].detail, searches.run(runs.crossed_names)])
         differences[0] = replace(differences[0], detail="; ".join(details))
@@ -200,14 +201,15 @@ def _in_catalogue(difference: Difference) -> bool:
     return difference.cause is not None and not set(difference.cause.names) <= EDITS.keys()
 
 
-def _different_starts(runs: Runs) -> list[Difference]:
+def _different_starts(runs: Runs, evidence: Evidence, searches: InterruptibleSearches) -> list[Difference]:
     """Return a difference if the port itself starts its replicas from different weights."""
     if not runs.starts:
         return []
     tensor = max(runs.starts, key=lambda name: runs.starts[name])
     says = f"the replicas start from different weights, in {len(runs.starts)} tensors"
     measured = f"the replicas' start differs by {runs.starts[tensor]:.2g} in {tensor}"
-    cause = Cause.of(("different_start",), (says,), 0.0, measured=measured)
+    (lines,) = with_function_lines(evidence, searches, None, START).lines
+    cause = Cause.of(("different_start",), (says,), 0.0, measured=measured, lines=lines)
     return [Difference("params", 0, tensor, runs.starts[tensor], 0.0, cause=cause, detail="before the first step")]
 
 

@@ -36,6 +36,7 @@ class Quote:
         """Return a line as it stands in its file."""
         if line is None:
             return None
+        linecache.checkcache(line.path)  # the user may have changed it since an earlier check
         numbers = range(max(1, line.number - AROUND), line.number + AROUND + 1)
         text = [linecache.getline(line.path, number).rstrip("\n") for number in numbers]
         while text and not text[-1]:

@@ -17,6 +17,9 @@ BATCH_NORM = [
     ("nnx.Linear(3, 5, rngs=rngs)", "nnx.Linear(3, 5, rngs=rngs)\n            self.bn = BatchNorm(5)"),
     ("nnx.tanh(self.fc1(x))", "nnx.tanh(self.bn(self.fc1(x)))"),
 ]
+MOMENTUM = ("BatchNorm(5)", "BatchNorm(5, momentum=0.9)")
+TORCH_BATCH = ("def batch(step, rank)", "def torch_batch(step, rank)")
+SAME_SHARD = "def flax_batch(step, rank):\n    return torch_batch(step, 0)\n"
 ADAMW = own_optimizers("AdamW(parameters, lr=0.01)", "optax.adamw(0.01, weight_decay=0.01)")
 # A schedule that optax computes in float32.
 FALLING = "def torch_scheduler(optimizer): return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)\n"
@@ -237,20 +240,44 @@ WRONG = {
     "sum in the step": ([], step(TIMES_12), "local_gradients", 1, "loss_scale", "a sum over the batch, the reference"),
     "attention": ([*ATTENTION, TANH], "", "local_loss", 1, "gelu_approximation", "GELU by tanh"),
     "psum": ([loss_over_replicas("psum")], "", "local_loss", 1, "collective_in_loss", "local gradients times 2"),
+    "running mean": ([*BATCH_NORM, MOMENTUM], "", "buffers", 1, "batch_norm_momentum", "BatchNorm momentum 0.9"),
+    "same shard": (
+        [TORCH_BATCH],
+        SAME_SHARD,
+        "samples",
+        1,
+        "same_shard",
+        "every replica gets the examples of replica 0",
+    ),
+}
+
+# What the quoted lines of jax and of torch contain; "": no line of the user's does it.
+OPTIMIZERS = "flax_optimizer = ", "def torch_optimizer("
+LOSSES = "cross_entropy(model(batch", "F.cross_entropy(model(batch"
+LINES = {
+    **dict.fromkeys(("decay", "rate", "clipping", "restore", "first update of 0"), OPTIMIZERS),
+    **dict.fromkeys(("pmean", "sum", "sum of tokens", "psum"), LOSSES),
+    **dict.fromkeys(("psum in the step", "sum, hidden"), ("jax.lax.psum(", "")),
+    **dict.fromkeys(("mean of means", "sum in the step"), ("def flax_step(", "")),
+    "start": ("def flax_start(", ""),
+    "attention": ("approximate=True", "F.gelu("),
+    "running mean": ("nnx.tanh(self.bn(", "torch.tanh(self.bn("),
+    "same shard": ("def flax_batch(", "def torch_batch("),
 }
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize(("changes", "more", "stage", "first_step", "name", "says"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_named(
-    changes: list[Change], more: str, stage: str, first_step: int, name: str, says: str, checked: Checked
-) -> None:
+@pytest.mark.parametrize("fault", WRONG)
+def test_what_is_wrong_is_named_with_its_lines(fault: str, checked: Checked) -> None:
+    changes, more, stage, first_step, name, says = WRONG[fault]
     report = checked(*changes, more=more)
     assert report.verdict == "different" and not report.problems
     (found,) = report.differences
     assert (found.stage, found.step) == (stage, first_step), report
     assert found.cause is not None and name in found.cause.names, report
     assert says in found.cause.says[found.cause.names.index(name)]
+    for quote, text in zip((found.cause.jax, found.cause.torch), LINES[fault], strict=True):
+        assert (quote is None) if not text else (quote is not None and text in quote.text[quote.line - quote.first])
     assert 1e5 * found.allowed < found.residual < math.inf
     assert found.cause.measured == (
         "the replicas' start differs by 0.25 in fc2.weight" if name == "different_start" else ""

@@ -2,15 +2,27 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from jaxddp.parity.compare.judge import ALLOWED, Located
+from jaxddp.parity.diagnosis.as_differences import as_differences
+from jaxddp.parity.diagnosis.cause_lines import (
+    REDUCTION,
+    STEP,
+    read_program,
+    with_function_lines,
+    with_optimizer_lines,
+)
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN, ForwardDiagnosis
 from jaxddp.parity.diagnosis.forward.reading import Reading
+from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
+from jaxddp.parity.diagnosis.optimizer.update import explain_one_of
 from jaxddp.parity.diagnosis.reduction.optimizer_gradients import Received, explain_received
+from jaxddp.parity.findings import Difference
 from jaxddp.parity.records import NUMBER, Lazy, Tensors, of_loss
 
 NO_OPTIMIZER = "no optimizer of torch holds it: the step changes it directly"
@@ -20,6 +32,42 @@ OF_MEAN = "it is the mean over the replicas; return each replica's own loss"
 BEHIND = "it follows the update of a large tensor, which is recorded only as an excerpt: no cause was sought"
 Search = Callable[[ForwardDiagnosis], tuple[Ruling | None, Ruling | None] | None]
 Read = Callable[[str, int, int], Reading | None]
+
+
+def differences_of_losses(evidence: Evidence, searches: InterruptibleSearches) -> Iterator[Difference]:
+    """Yield the differences of a `torch_step` and its twin: in losses, in what the optimizers get, in updates."""
+    first, follow = evidence.judgement.first, False
+    read = partial(read_program, evidence, searches)
+
+    def search(job: ForwardDiagnosis) -> tuple[Ruling | None, Ruling | None] | None:
+        return searches.run(lambda: searches.workers.torch.do(job)[0])
+
+    for located in [*differing_losses(evidence)]:
+        found = explain_loss(evidence, located, search, read)
+        follow = follow or found is not None
+        if found is not None:
+            yield from as_differences(
+                evidence, "local_loss", with_function_lines(evidence, searches, found[0], STEP), found[1]
+            )
+    updates: list[tuple[Located, Ruling | None]] = []
+    for located, number in differing_updates(evidence):
+        if number is not None:
+            ruling = searches.run(partial(explain_one_of, evidence, number))
+            updates.append((located, with_optimizer_lines(evidence, searches, ruling, located.tensor)))
+        else:
+            alone = located.detail == NO_OPTIMIZER
+            ruling = explain_moved(evidence, located, search, read) if alone else None
+            updates.append((replace(located, detail="") if ruling and ruling.named else located, ruling))
+    if "gradients" in first and not follow:
+        ruling = explain_gradients(evidence)
+        if ruling.named or not updates:  # else a loss after a wrong update may explain them
+            located = located_gradients(evidence, ruling)
+            ruling = with_function_lines(evidence, searches, ruling, REDUCTION)
+            yield from as_differences(evidence, "gradients", ruling, located)
+    if "buffers" in first and not follow:
+        yield from as_differences(evidence, "buffers", with_function_lines(evidence, searches, None, STEP))
+    for located, ruling_on_update in updates:
+        yield from as_differences(evidence, "update", ruling_on_update, located)
 
 
 def differing_losses(evidence: Evidence) -> list[Located]:

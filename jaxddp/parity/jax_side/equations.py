@@ -164,7 +164,7 @@ class Reader:
         name, params = equation.primitive.name, equation.params
         if name == "scan" and params["length"] * len(params["jaxpr"].jaxpr.eqns) + len(self._made) <= MOST:
             return self._scan(params, given, line)
-        if name not in ("scan", "while", "cond") and (body := _body(params)) is not None:
+        if name not in ("scan", "while", "cond") and (body := body_of(params)) is not None:
             return self.read(body, given[len(given) - len(body.jaxpr.invars) :], line)
         results = tuple(self._compute(program, equation, [x.array for x in given], line))
         if name in PLUMBING and given[0].number is not None:  # it stays a number
@@ -224,7 +224,7 @@ def evaluated(program: Jaxpr, equation: JaxprEqn, arrays: Sequence[Any], line: S
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given.values())
 
 
-def _body(params: dict[str, Any]) -> ClosedJaxpr | None:
+def body_of(params: dict[str, Any]) -> ClosedJaxpr | None:
     """Return the program that an equation calls; None: it calls none."""
     for key in ("call_jaxpr", "jaxpr", "fun_jaxpr"):
         body = params.get(key)

@@ -54,7 +54,9 @@ class JaxOptimizerLine:
         if port is None or port.flax_optimizer is None:
             return None
         with contextlib.suppress(Exception):  # it is told where the port runs
-            made = self._one_of_several() if port.torch_step else transformation_of(port.flax_optimizer, port.flax_model())
+            made = (
+                self._one_of_several() if port.torch_step else transformation_of(port.flax_optimizer, port.flax_model())
+            )
             return _made.get(id(made.update), (None, None))[1]
         return None
 

@@ -1,7 +1,7 @@
 """Causes of a difference in the buffers: how BatchNorm updates its statistics, and which replica's are kept."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from jaxddp.parity.diagnosis.forward.calls import Call, Patch
 from jaxddp.parity.diagnosis.forward.fault_search import find_faults
 from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.forward.loss_causes import FLOOR, replays_of
+from jaxddp.parity.diagnosis.forward.reading_search import lines_of_items
 from jaxddp.parity.diagnosis.forward.replay import Arrays, ModelEvidence, Replay
 from jaxddp.parity.diagnosis.forward.sites import patches_of
 
@@ -69,7 +70,10 @@ def explain_buffers(
         if residual_at(subject, (step, subject.ranks)) > floor:
             calls = subject.calls(step)
             replays = replays_of(calls) if replays is None else replays
-            return find_faults(subject, subject.items(calls), (step, subject.ranks), floor, replays)[0]
+            ruling, named = find_faults(subject, subject.items(calls), (step, subject.ranks), floor, replays)
+            if not named or evidence.reading is None or not evidence.reading.program:
+                return ruling
+            return replace(ruling, lines=lines_of_items(subject, evidence.reading, named))
     return Ruling((), None)
 
 
@@ -106,9 +110,9 @@ class Buffers:
         of_ranks = {name: np.stack([buffers[rank if kept else 0][name] for rank in ranks]) for name in buffers[0]}
         return {"buffers": _changes(buffers[0], state), "all_buffers": _changes(of_ranks, state)}
 
-    def calls(self, step: int) -> list[Call]:
-        """Return the calls of the loss."""
-        return self._replay.trace(step, rank=0)
+    def calls(self, step: int, rank: int = 0, patches: Sequence[Patch] = (), reads: bool = False) -> list[Call]:
+        """Return the calls of the loss, with faults planted; see `sites.trace`."""
+        return self._replay.trace(step, rank, [*self._known, *patches], reads)
 
     def items(self, calls: Sequence[Call]) -> list[Item]:
         """Return all faults that apply to the BatchNorm layers that the loss calls."""

@@ -37,7 +37,7 @@ from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.forward.layout import flattened_axes, kernel_axes, same_padding
 from jaxddp.parity.diagnosis.forward.precision import reduced_precision
 from jaxddp.parity.diagnosis.forward.reading import Reading
-from jaxddp.parity.diagnosis.forward.reading_search import ReadingSearch
+from jaxddp.parity.diagnosis.forward.reading_search import ReadingSearch, lines_of_items
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
 from jaxddp.parity.diagnosis.forward.sites import beginning_in, between, patches_of
 from jaxddp.parity.diagnosis.forward.variance import fast_variance
@@ -109,7 +109,7 @@ def search_model(
     if not ruling.named:
         ruling, named = search.find() or known()
     partly = "" if ruling.named else search.partly()
-    return replace(ruling, lines=search.lines(named), partly=partly), named
+    return replace(ruling, lines=lines_of_items(subject, evidence.reading, named), partly=partly), named
 
 
 def _is_finite(subject: "LossAndGradients", reading: Reading) -> bool:

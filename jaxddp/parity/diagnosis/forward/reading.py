@@ -111,6 +111,15 @@ def lines_of(parted: Parting, index: int | None = None, number: float | None = N
     return Lines(_line_of_jax(parted, index, number), None if index is None else parted.torch[index].line)
 
 
+def last_lines(parted: Parting) -> Lines:
+    """Return the lines that end the loss."""
+    of_jax, of_torch = (
+        next((one.line for one in reversed(program) if one.line is not None), None)
+        for program in (parted.jax, parted.torch)
+    )
+    return Lines(of_jax, of_torch)
+
+
 def _line_of_jax(parted: Parting, index: int | None, number: float | None) -> SourceLine | None:
     """Return the port's line that has the number; else the first that parts, or one that does what torch's does."""
     region = [parted.jax[k] for k in parted.of_jax if parted.jax[k].line is not None]

@@ -10,7 +10,7 @@ from jaxddp.parity.diagnosis.forward.calls import Call, Patch
 from jaxddp.parity.diagnosis.forward.candidates import LEFT_OUT, PLAIN, candidates
 from jaxddp.parity.diagnosis.forward.fault_search import find_faults
 from jaxddp.parity.diagnosis.forward.fit import IMPOSSIBLE, Item, Stages, Subject
-from jaxddp.parity.diagnosis.forward.reading import Parting, Reading, lines_of, parting, program_of
+from jaxddp.parity.diagnosis.forward.reading import Parting, Reading, last_lines, lines_of, parting, program_of
 from jaxddp.parity.operations import Lines
 
 BATCH = 96  # edits that are tried before it is asked whether one explains the difference
@@ -27,6 +27,33 @@ class LossSubject(Subject, Protocol):
 
     def calls(self, step: int, rank: int, patches: Sequence[Patch] = (), reads: bool = False) -> list[Call]:
         """Return the calls of the loss, with faults planted."""
+
+
+def lines_of_items(subject: LossSubject, reading: Reading, items: Sequence[Item]) -> tuple[Lines, ...]:
+    """Return the lines of each fault, found with all others planted; without faults, those where the programs part.
+
+    A fault of how micro-batches are combined has the lines that end the loss.
+    """
+    if not items:
+        return (lines_of(parted_with(subject, reading, ())[1]),)
+    patches = [item for item in items if isinstance(item, Patch)]
+    found = []
+    for item in items:
+        calls, parted = parted_with(subject, reading, tuple(other for other in patches if other is not item))
+        if not isinstance(item, Patch):
+            found.append(last_lines(parted))
+        elif item.sites:
+            index = next(k for k, call in enumerate(calls) if call.site in item.sites)
+            found.append(lines_of(parted, index, item.value))
+        else:
+            found.append(Lines())
+    return tuple(found)
+
+
+def parted_with(subject: LossSubject, reading: Reading, known: tuple[Patch, ...]) -> tuple[list[Call], Parting]:
+    """Return the calls of the loss with some faults planted, and where they part from the port's program."""
+    calls = subject.calls(reading.step, reading.rank, known, reads=True)
+    return calls, parting(program_of(calls), reading.program)
 
 
 @dataclass(frozen=True)
@@ -110,24 +137,6 @@ class ReadingSearch:
             known = level[0].known
         return "; ".join(patch.says for patch in known)
 
-    def lines(self, items: Sequence[Item]) -> tuple[Lines, ...]:
-        """Return the lines of each fault; without faults, those where the programs part."""
-        if not items:
-            return (lines_of(self._parted(())[1]),)
-        patches = [item for item in items if isinstance(item, Patch) and item.sites]
-        return tuple(self._lines_of(item, patches) if item in patches else Lines() for item in items)
-
-    def _lines_of(self, patch: Item, patches: Sequence[Patch]) -> Lines:
-        assert isinstance(patch, Patch), "chosen by lines"
-        calls, parted = self._parted(tuple(other for other in patches if other is not patch))
-        index = next(k for k, call in enumerate(calls) if call.site in patch.sites)
-        return lines_of(parted, index, patch.value)
-
-    def _parted(self, known: tuple[Patch, ...]) -> tuple[list[Call], Parting]:
-        """Return the calls of the loss with some faults planted, and where they part from the port's program."""
-        calls = self.subject.calls(self.reading.step, self.reading.rank, known, reads=True)
-        return calls, parting(program_of(calls), self.reading.program)
-
     def _place(self, known: tuple[Patch, ...]) -> "_Place":
         """Return where the programs part with some faults planted."""
         if known not in self._places:
@@ -135,7 +144,7 @@ class ReadingSearch:
         return self._places[known]
 
     def _place_with(self, known: tuple[Patch, ...]) -> "_Place":
-        calls, parted = self._parted(known)
+        calls, parted = parted_with(self.subject, self.reading, known)
         fitting, others = candidates(calls, parted, self.names, self.patches, self.inputs)
         begin = min(parted.of_torch, default=len(calls))
         apart = [x for x in fitting if not any(x.excludes(y) for y in known)]

@@ -1,0 +1,94 @@
+"""Turn the rulings of the diagnosis into the differences of a report."""
+
+from collections.abc import Iterator, Sequence
+
+from jaxddp.parity.catalogue import TorchOptimizer
+from jaxddp.parity.compare.examples import examples_in_words
+from jaxddp.parity.compare.judge import Located
+from jaxddp.parity.compare.patterns import pattern
+from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
+from jaxddp.parity.diagnosis.evidence import Evidence
+from jaxddp.parity.findings import Cause, Difference, Quote
+from jaxddp.parity.operations import Lines
+from jaxddp.parity.records import KIND, NUMBER
+
+CUT_SHORT = "not all causes were tried"
+REMAINS = "this explains a part; another fault remains"
+
+
+def as_differences(
+    evidence: Evidence, stage: str, ruling: Ruling | None, located: Located | None = None
+) -> Iterator[Difference]:
+    """Yield one difference per cause, or one without a cause; `located` None: where the stage first differs."""
+    located = located or evidence.judgement.first[stage]
+    stage = stage.removeprefix("own_")
+    causes: list[Cause | None] = []
+    if ruling is not None and ruling.named:
+        causes = [*_causes(ruling, _optimizer(evidence, located))]
+    nearest = ruling.runner_up if ruling is not None and not causes else None
+    cut_short = CUT_SHORT if ruling is not None and ruling.cut_short else ""
+    common = "" if causes else _pattern(evidence, stage)
+    partly = f"{ruling.partly}: {REMAINS}" if ruling is not None and ruling.partly and not causes else ""
+    part = ruling.lines[0] if ruling is not None and ruling.lines and not causes else Lines()
+    for cause in causes or [None]:
+        yield Difference(
+            stage,
+            located.step,
+            located.tensor,
+            located.residual,
+            located.allowed,
+            cause=cause,
+            nearest=None if nearest is None else (nearest.says, nearest.residual),
+            detail=joined(located.detail, partly, common, cut_short),
+            jax=Quote.of(part.jax),
+            torch=Quote.of(part.torch),
+        )
+
+
+def joined(*details: str) -> str:
+    """Join the parts of a detail that are not empty."""
+    return "; ".join(filter(None, details))
+
+
+def _pattern(evidence: Evidence, stage: str) -> str:
+    """Describe what an unexplained stage's tensors have in common over the run, or how its examples differ."""
+    if stage == "samples":
+        step = evidence.judgement.first[stage].step - 1
+        return examples_in_words(evidence.torch[step]["samples"], evidence.jax[step]["samples"])
+    if stage not in ("local_gradients", "gradients", "clipped_gradients", "update"):
+        return ""
+    both = zip(evidence.jax, evidence.torch, strict=False)
+    return pattern(((jax[stage], torch[stage]) for jax, torch in both if stage in jax), evidence.summary.sizes)
+
+
+def _optimizer(evidence: Evidence, located: Located) -> TorchOptimizer:
+    """Return torch's optimizer; if a step has several, the one that updates the tensor that differs."""
+    groups = [group for group in evidence.torch[located.step - 1].notes["groups"] if group["names"]]
+    if not evidence.facts.multi_loss:
+        return TorchOptimizer(evidence.summary.optimizer, groups)
+    numbers = {group[NUMBER] for group in groups if located.tensor in group["names"]}
+    own = [group for group in groups if group[NUMBER] in numbers]
+    return TorchOptimizer(own[0][KIND] if own else "", own)
+
+
+def _causes(ruling: Ruling, optimizer: TorchOptimizer) -> Iterator[Cause]:
+    """Yield the faults that are present at once, each with the names that this run cannot tell apart."""
+    other = ruling.runner_up
+    runner_up = None if other is None else (other.says, other.residual)
+    of_each = [_in_order(hypothesis, ruling.named[0].faults) for hypothesis in ruling.named]
+    for position in range(len(ruling.named[0].faults)):
+        says: dict[str, str] = {}
+        for parts in of_each:
+            says.setdefault(*parts[position])
+        first = ruling.named[0]
+        lines = ruling.lines[position] if position < len(ruling.lines) else Lines()
+        yield Cause.of(tuple(says), tuple(says.values()), first.residual, runner_up, optimizer, first.measured, lines)
+
+
+def _in_order(hypothesis: Hypothesis, faults: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (fault, line) pairs, with each fault that is in `faults` at its position there."""
+    says = hypothesis.says.split("; ")
+    one_each = len(says) == len(hypothesis.faults)
+    left = [(fault, says[i] if one_each else hypothesis.says) for i, fault in enumerate(hypothesis.faults)]
+    others = [part for part in left if part[0] not in faults]
+    return [next((part for part in left if part[0] == fault), None) or others.pop(0) for fault in faults]

@@ -1,0 +1,80 @@
+"""Lines of the user's files for causes that no call of the loss shows, and for differences without a cause."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from jaxddp.parity.catalogue import is_of_optimizer
+from jaxddp.parity.diagnosis.decide import Ruling
+from jaxddp.parity.diagnosis.evidence import Evidence
+from jaxddp.parity.diagnosis.forward.reading import Reading
+from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
+from jaxddp.parity.findings import Problem
+from jaxddp.parity.jax_side.equations import ReadEquations
+from jaxddp.parity.jax_side.optimizer_line import JaxOptimizerLine
+from jaxddp.parity.jax_side.port_lines import MEAN, PortLines
+from jaxddp.parity.operations import Lines
+from jaxddp.parity.torch_side.optimizer_line import TorchOptimizerLine
+
+# Functions of each side, of which a port has one; in a port with a step of its own, the step's mean over the replicas.
+SAMPLES = ("flax_batch", "batch"), ("torch_batch", "batch")
+LOSS = ("flax_loss",), ("torch_loss",)
+REDUCTION = (MEAN, "flax_step"), ("torch_step",)
+IN_STEP = ("flax_step",), ("torch_step",)
+STEP = ("flax_step", "flax_loss"), ("torch_step", "torch_loss")
+START = ("flax_start",), ()
+CLIPPING = ("clip_missing", "clip_norm", "clip_by_value", "clip_epsilon")  # faults of a chain that clips
+Functions = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def read_program(
+    evidence: Evidence, searches: InterruptibleSearches, loss: str, step: int, rank: int
+) -> Reading | None:
+    """Read the port's program of a loss; None: it cannot be read."""
+    read = ReadEquations(evidence.case, evidence.start, evidence.torch_folder, step, rank, loss)
+    program = searches.run(lambda: searches.workers.jax.do(read), problems=[])
+    return Reading(program, step, rank) if program is not None else None
+
+
+def with_optimizer_lines(
+    evidence: Evidence, searches: InterruptibleSearches, ruling: Ruling | None, tensor: str
+) -> Ruling:
+    """Add the lines at which both sides make the optimizer of a tensor to its faults, and to no cause at all."""
+    workers, unseen = searches.workers, list[Problem]()
+    of_torch = TorchOptimizerLine(evidence.case.torch_source, tensor)
+    of_jax = JaxOptimizerLine(evidence.case, evidence.start, tensor)
+    jax = searches.run(lambda: workers.jax.do(of_jax), unseen)
+    torch = searches.run(lambda: workers.torch.do(of_torch)[0], unseen)
+
+    def applies(fault: str) -> bool:
+        return is_of_optimizer(fault) or (evidence.facts.clips_inside and fault in CLIPPING)
+
+    return with_function_lines(evidence, searches, _with_lines(ruling, Lines(jax, torch), applies), REDUCTION)
+
+
+def with_function_lines(
+    evidence: Evidence, searches: InterruptibleSearches, ruling: Ruling | None, functions: Functions
+) -> Ruling:
+    """Add the lines of some functions of the port to the faults that have no line, and to no cause at all.
+
+    Args:
+        evidence, searches: see `find_differences`.
+        ruling: the ruling; None: there was no search.
+        functions: one of the constants above.
+    """
+    if ruling is not None and all(line != Lines() for line in ruling.lines) and ruling.lines:
+        return ruling
+    names = tuple(name for of_side in functions for name in of_side)
+    job, unseen = PortLines(evidence.case, evidence.start, names), list[Problem]()
+    known = searches.run(lambda: searches.workers.jax.do(job), unseen) or {}
+    of_jax, of_torch = ([known[name] for name in names if name in known] for names in functions)
+    return _with_lines(ruling, Lines(next(iter(of_jax), None), next(iter(of_torch), None)), lambda fault: True)
+
+
+def _with_lines(ruling: Ruling | None, lines: Lines, applies: Callable[[str], bool]) -> Ruling:
+    """Add lines to the faults to which they apply, unless they have lines; if nothing is named, to the ruling."""
+    ruling = ruling or Ruling((), None)
+    faults: Sequence[str] = ruling.named[0].faults if ruling.named else ("",)
+    there = (*ruling.lines, *[Lines()] * (len(faults) - len(ruling.lines)))
+    wanted = (not ruling.named or applies(fault) for fault in faults)
+    found = (lines if add and one == Lines() else one for one, add in zip(there, wanted, strict=False))
+    return replace(ruling, lines=tuple(found))
