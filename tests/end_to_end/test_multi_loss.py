@@ -114,6 +114,39 @@ def test_a_fault_is_named(
         assert all(map(str.startswith, quoted, OPTIMIZERS[names[0]])), quoted
 
 
+ONLINE = 'model["critic"](batch["next"], model["actor_target"](batch["next"]))\n    critic = F'
+# The critic is its own target, whose gradient torch stops.
+BOOTSTRAPPED = [
+    ('model["critic_target"](batch["next"], model["actor_target"](batch["next"]))\n    critic = F', ONLINE),
+    ("- wanted) ** 2", '- batch["reward"] - 0.9 * critic(batch["next"], model["actor_target"](batch["next"]))) ** 2'),
+]
+STOPPED = (
+    "            return self.fc2(nnx.gelu(self.fc1(jnp.concatenate([x, action], -1)), approximate=False))[:, 0]",
+    "            import jax\n"
+    "            x = jax.lax.stop_gradient(nnx.gelu(self.fc1(jnp.concatenate([x, action], -1)), approximate=False))\n"
+    "            return self.fc2(x)[:, 0]",
+)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("changes", "name", "jax_line", "torch_line"),
+    [
+        (BOOTSTRAPPED, "gradient_not_stopped", "return self.fc2(nnx.gelu(", "return self.fc2(F.gelu("),
+        ([STOPPED], "gradient_stopped", "jax.lax.stop_gradient(", "return self.fc2(F.gelu("),
+    ],
+    ids=["not stopped", "stopped"],
+)
+def test_gradients_of_equal_losses_are_explained(
+    changes: list[Change], name: str, jax_line: str, torch_line: str, checked: Checked
+) -> None:
+    first = checked(*changes).differences[0]
+    assert (first.stage, first.step, first.cause and first.cause.names) == ("gradients", 1, (name,)), first
+    assert first.cause is not None and first.cause.residual < 1e-12  # measured: 3e-16
+    for quote, text in ((first.cause.jax, jax_line), (first.cause.torch, torch_line)):
+        assert quote is not None and text in quote.text[quote.line - quote.first]
+
+
 @pytest.mark.large
 def test_clipping_in_the_chain_of_a_step_is_explained(tmp_path: Path, workers: Workers) -> None:
     step = "    optimizer.step()\n"

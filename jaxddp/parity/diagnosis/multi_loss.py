@@ -59,7 +59,7 @@ def differences_of_losses(evidence: Evidence, searches: InterruptibleSearches) -
             ruling = explain_moved(evidence, located, search, read) if alone else None
             updates.append((replace(located, detail="") if ruling and ruling.named else located, ruling))
     if "gradients" in first and not follow:
-        ruling = explain_gradients(evidence)
+        ruling = explain_gradients(evidence, search, read)
         if ruling.named or not updates:  # else a loss after a wrong update may explain them
             located = located_gradients(evidence, ruling)
             ruling = with_function_lines(evidence, searches, ruling, REDUCTION)
@@ -192,10 +192,38 @@ def located_gradients(evidence: Evidence, ruling: Ruling) -> Located:
     return replace(first["gradients"], detail=EQUAL_LOSSES) if alone else first["gradients"]
 
 
-def explain_gradients(evidence: Evidence) -> Ruling:
-    """Explain the gradients that JAX's optimizers got."""
+def explain_gradients(evidence: Evidence, search: Search, read: Read) -> Ruling:
+    """Explain the gradients that JAX's optimizers got, by their mean, or by the gradients of losses that are equal.
+
+    Args:
+        evidence, search, read: see `explain_loss`.
+    """
     count = min(len(evidence.torch), len(evidence.jax))
-    return explain_received(Lazy(lambda: count, lambda step: _received(evidence, step)), evidence.summary.sizes)
+    steps = Lazy(lambda: count, lambda step: _received(evidence, step))
+    ruling = explain_received(steps, evidence.summary.sizes)
+    at, replicas = evidence.judgement.first["gradients"].step - 1, evidence.case.world_size
+    alike = not any(name.startswith("gradients:") for name in evidence.jax[at]["spread"])
+    same = tuple(step for step, ranks in enumerate(evidence.judgement.same_examples) if len(ranks) == replicas)
+    names = _of_one_optimizer(evidence, at)
+    if ruling.named or not (alike and names) or at not in same or evidence.is_large:
+        return ruling
+    paths = evidence.start, evidence.torch_folder, evidence.jax_folder
+    job = ForwardDiagnosis(evidence.case.torch_source, True, False, same, *paths, replicas, tuple(range(replicas)))
+    readings = {loss: read(loss, at, 0) for loss in of_loss(evidence.torch[at], "local_loss")}
+    lengths = {loss: len(reading.program) for loss, reading in readings.items() if reading is not None}
+    for loss in sorted(lengths, key=lengths.__getitem__):  # a loss behind an update computes more than its own
+        found = search(replace(job, loss=loss, received=names, reading=readings[loss]))
+        if found is not None and found[0] is not None and found[0].named:
+            return found[0]
+    return ruling
+
+
+def _of_one_optimizer(evidence: Evidence, step: int) -> tuple[str, ...]:
+    """Return the parameters with a gradient that the optimizer of the tensor updates whose gradient first differs."""
+    groups, tensor = evidence.torch[step].notes["groups"], evidence.judgement.first["gradients"].tensor
+    numbers = {group[NUMBER] for group in groups if tensor in group["names"]}
+    held = {name for group in groups if group[NUMBER] in numbers for name in group["names"]}
+    return tuple(name for name in evidence.torch[step]["gradients"] if name in held)
 
 
 def _received(evidence: Evidence, step: int) -> Received:

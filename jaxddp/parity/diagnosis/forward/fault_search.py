@@ -89,8 +89,7 @@ def find_faults(
         pairs: try two faults at a time, too.
 
     Returns:
-        The ruling, and the named faults with their values; no faults if the ruling names several
-        hypotheses or none.
+        The ruling, and the faults of the first hypothesis that it names, with their values.
     """
     budget = Budget(replays)
     probes = [probe]
@@ -106,8 +105,8 @@ def find_faults(
         probes.append(against)
     plainest = _plainest(explanations, floor)
     ruling = replace(decide((explanation.hypothesis for explanation in plainest), floor), cut_short=budget.refused)
-    named = [explanation.items for explanation in plainest if explanation.hypothesis in ruling.named]
-    return ruling, named[0] if len(named) == 1 else ()
+    first = [explanation.items for explanation in plainest if [explanation.hypothesis] == [*ruling.named[:1]]]
+    return ruling, first[0] if first else ()
 
 
 def confirm(

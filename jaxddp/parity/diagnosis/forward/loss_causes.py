@@ -82,10 +82,10 @@ def search_model(
             as many as the loss's calls allow.
 
     Returns:
-        The ruling; nothing is named and there is no runner-up if nothing differs. And the named faults
-        with their values, to be planted in further replays.
+        The ruling; nothing is named and there is no runner-up if nothing differs. And the faults of the first
+        hypothesis that it names, with their values, to be planted in further replays.
     """
-    subject = MovedWeights(evidence) if evidence.moved else LossAndGradients(evidence)
+    subject = _subject(evidence)
     step = _first_that_differs(subject, floor)
     if step is None:
         return Ruling((), None), ()
@@ -121,7 +121,13 @@ def _is_finite(subject: "LossAndGradients", reading: Reading) -> bool:
 
 def differs(evidence: ModelEvidence, floor: float = FLOOR) -> bool:
     """Return whether the reference's loss, replayed, differs from JAX's in any step."""
-    return _first_that_differs(LossAndGradients(evidence), floor) is not None
+    return _first_that_differs(_subject(evidence), floor) is not None
+
+
+def _subject(evidence: ModelEvidence) -> "LossAndGradients":
+    if evidence.received is not None:
+        return ReceivedGradients(evidence)
+    return MovedWeights(evidence) if evidence.moved else LossAndGradients(evidence)
 
 
 def _first_that_differs(subject: "LossAndGradients", floor: float) -> int | None:
@@ -200,6 +206,25 @@ class MovedWeights(LossAndGradients):
         moved = self._evidence.module.get_parameter(self._evidence.moved[0])
         last = max(k for k, call in enumerate(calls) if call.result is moved)
         return [*calls[:last], *calls[last + 1 :], calls[last]]
+
+    def items(self, step: int, rank: int, calls: Sequence[Call]) -> list[Item]:
+        """Return no faults of the catalogue, which are those of losses."""
+        return []
+
+
+class ReceivedGradients(LossAndGradients):
+    """Gradients that the optimizers of a step get, the mean over the replicas, in place of a loss and its gradients."""
+
+    def observed(self, step: int, ranks: Sequence[int]) -> Stages:
+        """Return the gradients that JAX's optimizers got."""
+        return {"local_gradients": self._evidence.steps[step].local_gradients}
+
+    def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
+        """Return the gradients that torch's optimizers get with faults planted, (1, ...)."""
+        patches = [item for item in items if isinstance(item, Patch)]
+        of_ranks = [result.pieces[0].gradients for result in self._replay.run(step, self.ranks, patches)]
+        mean = {name: np.mean([of_rank[name] for of_rank in of_ranks], axis=0)[None] for name in of_ranks[0]}
+        return {"local_gradients": mean}
 
     def items(self, step: int, rank: int, calls: Sequence[Call]) -> list[Item]:
         """Return no faults of the catalogue, which are those of losses."""

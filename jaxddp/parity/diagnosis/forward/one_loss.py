@@ -30,12 +30,16 @@ class LossOfStep:
         name: name of the loss; "": the weights after the step count, and the loss is 0.
         batches: `[step][rank][micro-batch]`.
         after: step -> JAX's parameters after it, under torch's names; may lack some.
+
+    Attributes:
+        received: the gradients that the optimizers got in the last run, by parameter; zeros where there was none.
     """
 
     def __init__(
         self, step: TorchStep, name: str, batches: Sequence[Sequence[Sequence[Batch]]], after: Callable[[int], Tensors]
     ):
         self._step, self._name, self._after = step, name, after
+        self.received: Tensors = {}
         self._batches = batches  # keeps the objects alive, because their ids are used
         self._number = {id(batch): k for k, ranks in enumerate(batches) for pieces in ranks for batch in pieces}
 
@@ -48,8 +52,9 @@ class LossOfStep:
         made = self._step.configure(model)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         values = self._after(self._number[id(batch)])
+        self.received = {}
         for optimizer in Optimizers(made, model).each:
-            optimizer.step = partial(_leave, optimizer, names, values)  # type: ignore[assignment, method-assign]
+            optimizer.step = partial(self._leave, optimizer, names, values)  # type: ignore[assignment, method-assign]
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a scheduler warns if it does not see the optimizer's step
             loss = torch.as_tensor({"": 0.0, **self._step.losses(model, made, batch)}[self._name]).detach()
@@ -57,12 +62,11 @@ class LossOfStep:
             raise UnknownWeights
         return {"loss": loss, "count": torch.tensor(1.0)}
 
-
-def _leave(optimizer: Optimizer, names: Mapping[int, str], values: Tensors, *_: Any) -> None:
-    """Set the optimizer's parameters to these values, or to NaN if unknown, which shows in a loss that uses it."""
-    with torch.no_grad():
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                value = values.get(names[id(parameter)])
-                if parameter.grad is not None:
-                    parameter.copy_(torch.tensor(math.nan) if value is None else torch.from_numpy(value))
+    def _leave(self, optimizer: Optimizer, names: Mapping[int, str], values: Tensors, *_: Any) -> None:
+        """Note the optimizer's gradients; set its parameters to these values, or to NaN if unknown, which shows."""
+        with torch.no_grad():
+            for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+                name, gradient = names[id(parameter)], parameter.grad
+                self.received[name] = (torch.zeros_like(parameter) if gradient is None else gradient).numpy().copy()
+                if gradient is not None:
+                    parameter.copy_(torch.from_numpy(values[name]) if name in values else torch.tensor(math.nan))

@@ -49,6 +49,7 @@ class ForwardDiagnosis:
         between, thrifty: see `ModelEvidence`.
         loss: the loss of a `torch_step` to explain; "" if the port has one loss.
         moved: parameters whose updates are explained in place of the loss, see `ModelEvidence`.
+        received: parameters whose gradients, as the step's optimizer gets them, are explained in place of the loss.
         reading: the port's program; its step is counted from 0; None: it was not read.
         world_size: number of ranks that run the job.
     """
@@ -67,6 +68,7 @@ class ForwardDiagnosis:
     loss: str = ""
     reading: Reading | None = None
     moved: tuple[str, ...] = ()
+    received: tuple[str, ...] = ()
     world_size: int = 1
 
     def run(self, world: World, tell: Tell) -> tuple[Ruling | None, Ruling | None]:
@@ -90,9 +92,10 @@ class ForwardDiagnosis:
         side = make_side(self.source, max(self.steps) + 1, "float64")
         normalization = side.facts.loss_normalization
         steps = _steps(self, side)
+        loss_fn = _loss_fn(self, side, steps)
         evidence = ModelEvidence(
             side.model,
-            _loss_fn(self, side, steps),
+            loss_fn,
             steps,
             self.replicas,
             normalization,
@@ -105,6 +108,7 @@ class ForwardDiagnosis:
             sizes=batch_sizes(steps[0].micro_batches[0], self.replicas),
             reading=self.reading and replace(self.reading, step=self.steps.index(self.reading.step)),
             moved=self.moved,
+            received=(lambda: loss_fn.received) if self.received and isinstance(loss_fn, LossOfStep) else None,
         )
         try:
             if self.loss and not differs(evidence):
@@ -113,7 +117,8 @@ class ForwardDiagnosis:
             return UNKNOWN, None
         of_model, known = search_model(evidence) if self.model else (None, ())
         buffers = self.buffers and (of_model is None or of_model.named)
-        return of_model, explain_buffers(evidence, known=known) if buffers else None
+        sure = known if of_model is not None and len(of_model.named) == 1 else ()
+        return of_model, explain_buffers(evidence, known=sure) if buffers else None
 
 
 def _loss_fn(job: ForwardDiagnosis, side: TorchSide, steps: Sequence[ModelStep]) -> LossFunction:
@@ -130,7 +135,9 @@ def _loss_fn(job: ForwardDiagnosis, side: TorchSide, steps: Sequence[ModelStep])
 
 
 def _explained(job: ForwardDiagnosis, record: StoredRecord) -> Tensors:
-    """Return JAX's local gradients, or the updates that are explained in their place."""
+    """Return JAX's local gradients, or what is explained in their place."""
+    if job.received:
+        return {name: record["gradients"][name][None] for name in job.received}
     if job.moved:
         return {name: np.stack([record["update"][name]] * job.replicas) for name in job.moved}
     return {} if job.loss else of_loss(record, "local_gradients")

@@ -112,7 +112,7 @@ class ReadingSearch:
     _places: "dict[tuple[Patch, ...], _Place]" = field(default_factory=dict, init=False)
 
     def find(self) -> tuple[Ruling, tuple[Item, ...]] | None:
-        """Return the ruling, and the faults that it names; None: nothing explains the difference."""
+        """Return the ruling, and the faults of the first hypothesis that it names; None: nothing explains it."""
         start = self._place(())
         level = [start]
         for _ in range(FAULTS):
@@ -207,7 +207,7 @@ def _together(found: Sequence[tuple[Ruling, tuple[Item, ...]]]) -> tuple[Ruling,
         for one in ruling.named:
             said.setdefault(frozenset(one.says.split("; ")), one)
     ruling, items = plainest[0]
-    return replace(ruling, named=tuple(said.values())), items if len(said) == 1 else ()
+    return replace(ruling, named=tuple(said.values())), items
 
 
 def _tier(items: Sequence[Item]) -> int:

@@ -74,6 +74,8 @@ class ModelEvidence:
         reading: the port's program; None: it was not read.
         moved: parameters that a step changes without an optimizer, and whose updates are explained in place of the
             loss; the programs end where they make the first of them.
+        received: returns the gradients that a step's optimizers got in the last run of the loss, which are explained
+            in place of the loss's; None: the loss has its own.
     """
 
     module: nn.Module
@@ -90,6 +92,7 @@ class ModelEvidence:
     sizes: Mapping[int, str] = field(default_factory=dict)
     reading: Reading | None = None
     moved: tuple[str, ...] = ()
+    received: Callable[[], Arrays] | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,9 @@ class Replay:
         pieces = []
         for batch in self._evidence.steps[step].micro_batches[rank]:
             loss, count = _forward(module, self._evidence.loss_fn, batch, CallTrace(patches))
-            pieces.append(MicroBatchResult(float(loss.detach()), count, _gradients(loss, module)))
+            of_step = self._evidence.received
+            gradients = _gradients(loss, module) if of_step is None else dict(of_step())
+            pieces.append(MicroBatchResult(float(loss.detach()), count, gradients))
         moved = {name: module.get_parameter(name).detach().clone().numpy() for name in self._evidence.moved}
         return ReplicaResult(pieces, _buffers(module) | moved)
 
