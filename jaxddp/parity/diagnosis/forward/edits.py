@@ -93,11 +93,12 @@ def numbers(call: Call, of: str) -> Iterator[Change]:
     for name, value, but in arguments_of(call):
         if not is_number(value) or name in NOT_TRIED:
             continue
-        template = OPERANDS.get(call.name, f"{call.words}'s {name}")
+        is_operand = call.name in OPERANDS and name != "alpha"
+        template = OPERANDS[call.name] if is_operand else f"{call.words}'s {name}"
         template += f" within {call.caller}" if call.caller not in ("", call.name) else ""
         what, group = template.format(of or "a tensor"), template.format("a tensor")
         later = next((one.name for one in call.into if not one.name.startswith("__")), "")
-        if call.name in OPERANDS and later:
+        if is_operand and later:
             what = f"before {later}, {what}"
         if name in ORDERS and "dropout" not in call.name:
             for other in ORDERS[name]:

@@ -115,7 +115,7 @@ ENDS: dict[str, Callable[..., Tensor]] = {"its end at its beginning": _rolled, "
 def shared_constants(patches: Sequence[Patch], numbers: Sequence[float]) -> Iterator[Patch]:
     """Yield two numbers of the reference that come from one constant, and the port's numbers that come from another.
 
-    Two numbers c and k c, or c and 1 - c, are c' and k c', or c' and 1 - c', in the port.
+    Two numbers c and k c, or c and 1 - c, are c' and k c', or c' and 1 - c', in the port; k may be 1.
 
     Args:
         patches: edits of numbers, each of one number.
@@ -123,9 +123,10 @@ def shared_constants(patches: Sequence[Patch], numbers: Sequence[float]) -> Iter
     """
     for one, two in itertools.combinations([x for x in patches if not one_site_of_many(x, patches)], 2):
         c, d = one.change.reference, two.change.reference
-        for x, y in itertools.permutations(numbers, 2):
-            if c and d and c != d and (_near(c * y, d * x) or (_near(c + d, 1) and _near(x + y, 1))):
-                yield _together(one, two, x, y)
+        if c and d and not one.sites & two.sites:
+            for x, y in itertools.product(numbers, repeat=2):
+                if _near(c * y, d * x) or (c != d and _near(c + d, 1) and _near(x + y, 1)):
+                    yield _together(one, two, x, y)
 
 
 def one_site_of_many(patch: Patch, patches: Sequence[Patch]) -> bool:
@@ -139,7 +140,7 @@ def _near(x: float, y: float) -> bool:
 
 def _together(one: Patch, two: Patch, x: float, y: float) -> Patch:
     what = f"{one.change.what} {x:.10g} instead of {one.change.reference:.10g}"
-    what += f", and {y:.10g} instead of {two.change.reference:.10g}"
+    what += f", and {two.change.what} {y:.10g} instead of {two.change.reference:.10g}"
     changes = {}
     for patch, number in ((one, x), (two, y)):
         for site in patch.sites:

@@ -114,14 +114,14 @@ def column_of(program: OptimizerProgram) -> np.ndarray:
 
 
 def last_peak(rates: np.ndarray) -> int:
-    """Return the step from which the rates fall.
+    """Return the step from which the rates fall, the first one if they rise as high again, as a cosine does.
 
-    >>> last_peak(np.array([0.5, 1.0, 1.0, 0.7, 1.0]))
+    >>> last_peak(np.array([0.5, 1.0, 1.0, 0.7, 1.0 + 1e-16]))
     2
     """
-    top = int(np.argmax(rates))
-    lower = np.flatnonzero(rates[top:] < rates[top])
-    return top + int(lower[0]) - 1 if len(lower) else len(rates) - 1
+    lower = rates < rates.max() * (1 - NEAR)
+    top = int(np.argmin(lower))
+    return top + int(np.argmax(lower[top:])) - 1 if lower[top:].any() else len(rates) - 1
 
 
 def _falling(program: OptimizerProgram, top: int, change: Callable[[np.ndarray], np.ndarray]) -> OptimizerProgram:

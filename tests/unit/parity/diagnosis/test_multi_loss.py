@@ -126,7 +126,7 @@ def test_a_replay_begins_at_the_weights_before_the_step_though_a_step_has_change
 AVERAGES = {
     "another rate": (
         lambda old, before, after: 0.7 * old + 0.3 * after,
-        "before add_, slow.weight times 0.7 instead of 0.9, and 0.3 instead of 0.1",
+        "before add_, slow.weight times 0.7 instead of 0.9, and add_'s alpha 0.3 instead of 0.1",
     ),
     "before the update": (
         lambda old, before, after: 0.9 * old + 0.1 * before,

@@ -101,7 +101,13 @@ CASES = {
         lambda w, batch: torch.tanh(0.9 * batch["x"] * w + 0.1 * w),
         lambda w, batch: jnp.tanh(0.7 * batch["x"] * w + 0.3 * w),
         ("number",),
-        ("before mul, x times 0.7 instead of 0.9, and 0.3 instead of 0.1",),
+        ("before mul, x times 0.7 instead of 0.9, and w times 0.3 instead of 0.1",),
+    ),
+    "one constant twice": Twins(
+        lambda w, batch: 5.0 * torch.tanh(batch["x"] * w / 5.0),
+        lambda w, batch: 2.5 * jnp.tanh(batch["x"] * w / 2.5),
+        ("number",),
+        ("before tanh, the result of mul divided by 2.5 instead of 5, and the result of tanh times 2.5 instead of 5",),
     ),
     "an input a step early": Twins(
         lambda w, batch: torch.tanh(batch["x"] * w) * batch["y"],
