@@ -107,7 +107,10 @@ CASES = {
         lambda w, batch: 5.0 * torch.tanh(batch["x"] * w / 5.0),
         lambda w, batch: 2.5 * jnp.tanh(batch["x"] * w / 2.5),
         ("number",),
-        ("before tanh, the result of mul divided by 2.5 instead of 5, and the result of tanh times 2.5 instead of 5",),
+        (
+            "before tanh, the result of mul divided by 2.5 instead of 5, and before mean, the result of tanh times "
+            "2.5 instead of 5",
+        ),
     ),
     "an input a step early": Twins(
         lambda w, batch: torch.tanh(batch["x"] * w) * batch["y"],
