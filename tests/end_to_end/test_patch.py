@@ -204,9 +204,12 @@ def test_a_check_that_ends_while_edits_are_tried_says_so(
 
 def test_a_cause_without_a_line_says_so(tmp_path: Path, single: Workers) -> None:
     shifted = """
-def flax_batch(step, rank):
-    found = torch_batch(step, rank)
-    return found | {"y": np.roll(found["y"], -1)}
+class Shifted:
+    def __call__(self, step, rank):
+        found = torch_batch(step, rank)
+        return found | {"y": np.roll(found["y"], -1)}
+
+flax_batch = Shifted()
 """
     report = patched(write(tmp_path, ("def batch(", "def torch_batch("), more=shifted), single)
     (patch,) = [one.patch for one in report.differences]

@@ -67,8 +67,8 @@ def _optimizer(evidence: Evidence, located: Located) -> TorchOptimizer:
     if not evidence.facts.multi_loss:
         return TorchOptimizer(evidence.summary.optimizer, groups)
     numbers = {group[NUMBER] for group in groups if located.tensor in group["names"]}
-    own = [group for group in groups if group[NUMBER] in numbers]
-    return TorchOptimizer(own[0][KIND] if own else "", own)
+    holding = [group for group in groups if group[NUMBER] in numbers]
+    return TorchOptimizer(holding[0][KIND] if holding else "", holding)
 
 
 def _causes(ruling: Ruling, optimizer: TorchOptimizer) -> Iterator[Cause]:

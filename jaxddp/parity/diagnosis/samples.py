@@ -137,8 +137,10 @@ def _other_shards(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectat
         if first + epoch > len(torch):
             return None
         at = sum(_size(batch) for batch in torch[first:step])
-        whole = {name: np.concatenate([batch[name] for batch in torch[first : first + epoch]], 1) for name in torch[0]}
-        return {name: _in_blocks(ids)[:, at : at + _size(torch[step])] for name, ids in whole.items()}
+        of_epoch = {
+            name: np.concatenate([batch[name] for batch in torch[first : first + epoch]], 1) for name in torch[0]
+        }
+        return {name: _in_blocks(ids)[:, at : at + _size(torch[step])] for name, ids in of_epoch.items()}
 
     yield "shards_in_blocks", "each replica gets a contiguous part of each global batch", of_batch
     if epoch is not None:

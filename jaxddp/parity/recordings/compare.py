@@ -228,8 +228,10 @@ class Comparison:
             return
         updates = causes.of_updates(self._torch_run, self._jax_run, alignment, numbers, self._clipping)
         rates = [rate for number in numbers if (rate := _rate(self._jax_run.steps[number].notes)) is not None]
-        told = "hyperparameters" in judgement.first and len(rates) == len(numbers)
-        if updates.residuals and not updates.ruling.named and told:  # what else than the rates differs may have a name
+        has_rates = "hyperparameters" in judgement.first and len(rates) == len(numbers)
+        if (
+            updates.residuals and not updates.ruling.named and has_rates
+        ):  # what else than the rates differs may have a name
             others = causes.of_updates(self._torch_run, self._jax_run, alignment, numbers, self._clipping, rates)
             updates = others if others.ruling.named or not _differs(others) else updates
         if updates.residuals is None:

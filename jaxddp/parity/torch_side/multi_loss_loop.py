@@ -58,11 +58,11 @@ class StepRecorder(RankRecorder):
                 "parameter once in a step"
             )
         self._clipped |= self._taken("clipped_gradients", gradients)
-        self._keep_whole("clipped_gradients", gradients)
+        self._keep_full("clipped_gradients", gradients)
         unclipped = {name: self._averaged.get(name, x) for name, x in gradients.items()}
         self.reduced |= self._taken("gradients", unclipped)
         if self._side.facts.clips_inside:
-            self._keep_whole("gradients", unclipped)
+            self._keep_full("gradients", unclipped)
         if self.given is None:
             return
         for parameter in of_groups:

@@ -86,7 +86,7 @@ class RankRecorder:
 
     def __init__(self, model: nn.Module, world: World, side: TorchSide, keeps_full: bool = False):
         self.model = model
-        self._keeps_whole = keeps_full and world.rank == 0
+        self._keeps_full = keeps_full and world.rank == 0
         self.world = world
         self.parameters = dict(model.named_parameters())
         self.names = {id(parameter): name for name, parameter in self.parameters.items()}
@@ -102,7 +102,7 @@ class RankRecorder:
         """Begin a step: forget the last one and fingerprint the examples."""
         self.local: Arrays = {}
         self.reduced: Arrays = {}
-        self._whole: dict[str, Arrays] = {}
+        self._full: dict[str, Arrays] = {}
         self._norms: Arrays = {}
         self.scale = self.scaler.get_scale()
         self._before: Arrays = {}
@@ -125,7 +125,7 @@ class RankRecorder:
         self._before = {name: to_numpy(excerpt_of(p)) for name, p in self.parameters.items()}
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         self._clipped = self._taken("clipped_gradients", gradients)
-        self._keep_whole("clipped_gradients", gradients)
+        self._keep_full("clipped_gradients", gradients)
         self.note_groups(optimizer.param_groups)
 
     def note_groups(self, param_groups: Iterable[dict[str, Any]]) -> None:
@@ -141,7 +141,7 @@ class RankRecorder:
         gradients = self._unscaled(names, bucket)
         self.reduced |= self._taken("gradients", gradients)
         if self._side.facts.clips_inside:
-            self._keep_whole("gradients", {name: x.clone() for name, x in gradients.items()})
+            self._keep_full("gradients", {name: x.clone() for name, x in gradients.items()})
 
     def _unscaled(self, names: Sequence[str], bucket: dist.GradBucket) -> dict[str, Tensor]:
         pairs = zip(names, bucket.gradients(), strict=True)
@@ -153,15 +153,15 @@ class RankRecorder:
         self._norms |= {f"{stage}:{name}": to_numpy(torch.linalg.vector_norm(x)) for name, x in large.items()}
         return {name: to_numpy(excerpt_of(tensor)) for name, tensor in tensors.items()}
 
-    def _keep_whole(self, stage: str, tensors: Mapping[str, Tensor]) -> None:
+    def _keep_full(self, stage: str, tensors: Mapping[str, Tensor]) -> None:
         large = {name: x.detach().cpu().numpy() for name, x in tensors.items() if is_large(x)}
-        if self._keeps_whole and large:
-            self._whole.setdefault(stage, {}).update(large)
+        if self._keeps_full and large:
+            self._full.setdefault(stage, {}).update(large)
 
     def full(self, params: bool) -> dict[str, Arrays]:
         """Return the large tensors kept in full, with the parameters if `params`; they share the model's memory."""
-        self._keep_whole("params", self.parameters if params else {})
-        return self._whole
+        self._keep_full("params", self.parameters if params else {})
+        return self._full
 
     def record(self, optimizer: "HasState", averaged: AveragedModel | None = None) -> Record:
         """Return the record of the step that has just been taken; shared stages on rank 0 only."""

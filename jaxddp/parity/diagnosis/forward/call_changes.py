@@ -117,8 +117,8 @@ def weights_not_counted(call: Call) -> Iterator[Change]:
         counted = call.get("weight")[target[target != call.get("ignore_index", IGNORE_INDEX)]]
         return proceed(call) * (counted.sum() / counted.numel())
 
-    whole = call.name in ("cross_entropy", "nll_loss") and not call.get("target").is_floating_point()
-    if whole and call.get("weight") is not None and call.get("reduction", "mean") == "mean":
+    by_label = call.name in ("cross_entropy", "nll_loss") and not call.get("target").is_floating_point()
+    if by_label and call.get("weight") is not None and call.get("reduction", "mean") == "mean":
         what = f"{call.name} divides by the number of labels instead of by the sum of their weights"
         yield Change("other_expression", what, answer)
 
@@ -200,10 +200,10 @@ def batch_norm_sync(call: Call) -> Iterator[Change]:
         own = call.get("input")
         inputs = call.gather(own)
         weight, bias = call.get("weight"), call.get("bias")
-        whole = proceed(call.but(input=torch.cat(list(inputs)), weight=None, bias=None))
+        of_all = proceed(call.but(input=torch.cat(list(inputs)), weight=None, bias=None))
         rank = next(rank for rank, other in enumerate(inputs) if other is own)
         first = sum(len(other) for other in inputs[:rank])
-        normalised = whole[first : first + len(own)]
+        normalised = of_all[first : first + len(own)]
         shape = (1, -1) + (1,) * (own.ndim - 2)
         normalised = normalised if weight is None else normalised * weight.view(shape)
         return normalised if bias is None else normalised + bias.view(shape)

@@ -31,8 +31,8 @@ def _indices(call: Call) -> Iterator[Change]:
     if call.name != "__getitem__":
         return
     source, index = call.args
-    whole = index if isinstance(index, tuple) else (index,)
-    for position, (part, size) in enumerate(zip(whole, source.shape, strict=False)):
+    indices = index if isinstance(index, tuple) else (index,)
+    for position, (part, size) in enumerate(zip(indices, source.shape, strict=False)):
         if isinstance(part, Tensor) and not part.is_floating_point() and part.dtype != torch.bool:
             for by, ends in itertools.product((-1, 1), NEIGHBOURS):
                 what = f"the index {'before' if by < 0 else 'after'}, {ends}, instead of the index"
@@ -49,7 +49,7 @@ def _indices(call: Call) -> Iterator[Change]:
             start, stop, _ = part.indices(size)
             others = [slice(start + by, stop + by) for by in (-1, 1) if start + by >= 0 and stop + by <= size]
         for other in others:
-            changed = (*whole[:position], other, *whole[position + 1 :])
+            changed = (*indices[:position], other, *indices[position + 1 :])
             what = f"index {_in_words(other)} instead of {_in_words(part)}"
             yield Change("other_index", what, _given(1, partial(_changed, changed)), tier=3)
 
@@ -59,11 +59,11 @@ def _neighbouring(position: int, by: int, ends: str) -> Answer:
 
     def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
         index = call.args[1]
-        whole = index if isinstance(index, tuple) else (index,)
+        indices = index if isinstance(index, tuple) else (index,)
         size = call.args[0].shape[position]
-        other = whole[position] + by
+        other = indices[position] + by
         other = other.clamp(0, size - 1) if ends == NEIGHBOURS[0] else other % size
-        return proceed(call.but_at(1, (*whole[:position], other, *whole[position + 1 :])))
+        return proceed(call.but_at(1, (*indices[:position], other, *indices[position + 1 :])))
 
     return answer
 

@@ -123,10 +123,10 @@ def _of_kind(program: OptimizerProgram, is_coupled: bool) -> OptimizerProgram:
 
 
 def _mask(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
-    own = decay_of(program)[0] > 0
-    masks = [*_reaches(program), *_toggled(program, own), _apparent_reach(program, own, sample)]
-    for reach, mask in _distinct(masks, [own, np.zeros_like(own)]):  # decay on nothing is another value: 0
-        changes = {"also acts on": mask & ~own, "does not act on": own & ~mask}
+    decayed = decay_of(program)[0] > 0
+    masks = [*_reaches(program), *_toggled(program, decayed), _apparent_reach(program, decayed, sample)]
+    for reach, mask in _distinct(masks, [decayed, np.zeros_like(decayed)]):  # decay on nothing is another value: 0
+        changes = {"also acts on": mask & ~decayed, "does not act on": decayed & ~mask}
         it = " and ".join(f"{what} {listed(program, tensors)}" for what, tensors in changes.items() if tensors.any())
         says = f"acts {reach}, unlike in the reference: it {it}" if reach else f"{it}, unlike in the reference"
         yield discrete("decay_mask", f"weight decay {says}", partial(_masked, mask=mask))
@@ -192,16 +192,16 @@ def _reaches(program: OptimizerProgram) -> Iterator[tuple[str, np.ndarray]]:
     yield "on tensors of one dimension only", ~matrices
 
 
-def _toggled(program: OptimizerProgram, own: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _toggled(program: OptimizerProgram, decayed: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the reference's choice with one kind of tensors added or left out."""
     for mask in _kinds(program).values():
-        yield from (("", changed) for changed in (own | mask, own & ~mask))
+        yield from (("", changed) for changed in (decayed | mask, decayed & ~mask))
 
 
-def _apparent_reach(program: OptimizerProgram, own: np.ndarray, sample: Sample) -> tuple[str, np.ndarray]:
+def _apparent_reach(program: OptimizerProgram, decayed: np.ndarray, sample: Sample) -> tuple[str, np.ndarray]:
     """Return the mask of tensors whose update is nearer to an update with decay than to one without."""
     most = np.broadcast_to(decay_of(program).max(axis=1, keepdims=True), decay_of(program).shape)
     decaying, still = (
         sample.of_tensors(sample.misfit(with_decay(program, decay))).max(axis=0) for decay in (most, 0 * most)
     )
-    return "", np.where(decaying == still, own, decaying < still)
+    return "", np.where(decaying == still, decayed, decaying < still)

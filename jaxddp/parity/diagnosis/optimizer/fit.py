@@ -108,12 +108,12 @@ def solve(misfit: Misfit, unknowns: Sequence[Unknown]) -> Values:
 def _with_others(misfit: Misfit, unknowns: Sequence[Unknown], held: Sequence[float | None]) -> Values:
     """Fix the given values and fit the others, which are None."""
 
-    def whole(others: Values) -> Values:
+    def complete(others: Values) -> Values:
         left = iter(others)
         return tuple(next(left) if value is None else value for value in held)
 
     free = [unknown for unknown, value in zip(unknowns, held, strict=True) if value is None]
-    return whole(solve(lambda others: misfit(whole(others)), free))
+    return complete(solve(lambda others: misfit(complete(others)), free))
 
 
 def polish(misfit: Misfit, unknowns: Sequence[Unknown], values: Values) -> Values:
@@ -193,13 +193,13 @@ def _rounded(
 ) -> Values | None:
     """Round the values, which are keyed by position, in this order; None if one of them cannot be rounded."""
 
-    def whole(changed: dict[int, float]) -> Values:
+    def complete(changed: dict[int, float]) -> Values:
         return tuple(changed[place] for place in range(len(unknowns)))
 
     def fitted(place: int, candidate: float, rest: Sequence[int]) -> dict[int, float]:
         held = values | {place: candidate}
         others = polish(
-            lambda others: misfit(whole(held | dict(zip(rest, others, strict=True)))),
+            lambda others: misfit(complete(held | dict(zip(rest, others, strict=True)))),
             [unknowns[other] for other in rest],
             tuple(held[other] for other in rest),
         )
@@ -207,12 +207,12 @@ def _rounded(
 
     for done, place in enumerate(order, start=1):
         candidates = (fitted(place, c, order[done:]) for c in _rounder(values[place], unknowns[place]))
-        accepted = (new for new in candidates if sensible(whole(new), unknowns) and accepts(whole(new)))
+        accepted = (new for new in candidates if sensible(complete(new), unknowns) and accepts(complete(new)))
         changed = next(accepted, None)
         if changed is None:
             return None
         values = changed
-    return whole(values)
+    return complete(values)
 
 
 def _rounder(value: float, unknown: Unknown) -> list[float]:

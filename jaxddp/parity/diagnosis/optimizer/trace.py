@@ -189,6 +189,6 @@ def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     nested: dict[str, Any] = {}
     for name, value in options.items():
-        whole, bracket, _ = name.partition("[")
-        nested[whole] = (*nested.get(whole, ()), value) if bracket else value
+        stem, bracket, _ = name.partition("[")
+        nested[stem] = (*nested.get(stem, ()), value) if bracket else value
     return nested

@@ -117,11 +117,11 @@ def _restricted(evidence: Evidence, index: int, groups: list[dict[str, Any]]) ->
         share = after / before if before else 1.0
     names = {name for group in groups for name in group["names"]}
 
-    def own(tensors: Mapping[str, np.ndarray]) -> Tensors:
+    def of_group(tensors: Mapping[str, np.ndarray]) -> Tensors:
         return {name: x for name, x in tensors.items() if name in names}
 
-    gradients, state = own(step.gradients), {part: own(of_part) for part, of_part in step.state.items()}
-    params, update = own(step.params), own(step.update)
+    gradients, state = of_group(step.gradients), {part: of_group(of_part) for part, of_part in step.state.items()}
+    params, update = of_group(step.params), of_group(step.update)
     return OptimizerStep(groups, params, gradients, step.unused & names, update, state, share, shares=step.shares)
 
 

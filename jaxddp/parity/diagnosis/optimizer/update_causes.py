@@ -39,7 +39,7 @@ from jaxddp.parity.diagnosis.threads import torch_threads
 __all__ = ["OptimizerEvidence", "OptimizerStep", "explain_optimizer", "reference_residuals"]
 
 FLOOR = 1e-12  # of the stage's norm; measured: up to 6e-15 in clean ports
-PROMISING = 1e-7  # largest screened residual of a trial that is fitted on the whole sample
+PROMISING = 1e-7  # largest screened residual of a trial that is fitted on the full sample
 SCREEN_STEPS = 3  # steps of the screen beyond the first that differs
 SCREEN_ELEMENTS = 300
 SIDE_BY_SIDE = 16  # trials that are replayed on the full run at once, so that each step is read once for all
@@ -95,7 +95,7 @@ def explain_optimizer(
     ]
     with np.errstate(all="ignore"):  # wild values are tried on the way
         alone = any(other.residual <= coarse for other in others)
-        deep = deep and not tiny and not alone and reference.step.elementwise  # others take whole tensors, and long
+        deep = deep and not tiny and not alone and reference.step.elementwise  # others take full tensors, and long
         with torch_threads(1):
             trials = search.run(edits(reference, sample, evidence), deep)
         hypotheses = _confirmed(trials, reference, evidence, coarse)

@@ -70,12 +70,12 @@ def _from_another_rate(column: np.ndarray, end: int, later: int, shift: int) -> 
 
     def says(values: Values) -> str:
         starts = f"starts at {number(start(values))}, the reference's at {number(column[0])}"
-        whole = ", and so does the rest of the schedule" if shift else ""
+        rest_too = ", and so does the rest of the schedule" if shift else ""
         if not later:
             return f"the learning rate's warm-up {starts}"
         if np.isclose(values[0], column[0], rtol=STRAIGHT, atol=0):
-            return f"the learning rate's warm-up {ENDS[later]} than the reference's{whole}"
-        return f"the learning rate's warm-up {starts}, and {ENDS[later]}{whole}"
+            return f"the learning rate's warm-up {ENDS[later]} than the reference's{rest_too}"
+        return f"the learning rate's warm-up {starts}, and {ENDS[later]}{rest_too}"
 
     likely = (column[0], peak / steps, peak / (steps + 1), peak)
     unknown = Unknown((column[0],), unit=peak, low=-STRAIGHT * peak, likely=likely, rounded=True)
