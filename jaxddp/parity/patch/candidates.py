@@ -8,7 +8,7 @@ from jaxddp.parity.findings import Cause
 from jaxddp.parity.patch import edits
 from jaxddp.parity.patch.optimizers import imports, makes_optimizer, optimizer_edits
 from jaxddp.parity.patch.said import Said, code_of, options_of, values_of
-from jaxddp.parity.patch.source import Edit, Source, calls, last_name
+from jaxddp.parity.patch.source import Edit, FileText, calls, last_name
 from jaxddp.parity.patch.transplant import Mirror
 
 FIRST = 2  # statements to which edits that a name suggests are made before those that mirror torch
@@ -28,7 +28,7 @@ def candidates(text: str, line: int, cause: Cause, torch: tuple[str, int] | None
     Raises:
         SyntaxError: the text is not Python.
     """
-    source, seen = Source(text), {text}
+    source, seen = FileText(text), {text}
     for edit in _edits(source, line, cause, torch):
         group = [edit] if isinstance(edit, tuple) else edit
         edited = source.edited(*group)
@@ -45,7 +45,7 @@ def _is_python(text: str) -> bool:
     return True
 
 
-def _edits(source: Source, line: int, cause: Cause, torch: tuple[str, int] | None) -> Iterator[Edit | Sequence[Edit]]:
+def _edits(source: FileText, line: int, cause: Cause, torch: tuple[str, int] | None) -> Iterator[Edit | Sequence[Edit]]:
     near = source.near(line)
     if not near:
         return
@@ -82,7 +82,7 @@ def _edits(source: Source, line: int, cause: Cause, torch: tuple[str, int] | Non
         yield from edits.flags(source, statement)
 
 
-def _of_factor(source: Source, near: Sequence[ast.stmt], said: Said) -> Iterator[Edit]:
+def _of_factor(source: FileText, near: Sequence[ast.stmt], said: Said) -> Iterator[Edit]:
     """Yield what undoes a factor: a mean for a sum, the operation with a number left out, another number."""
     for statement in near:
         yield from edits.swapped(source, statement)
@@ -91,16 +91,16 @@ def _of_factor(source: Source, near: Sequence[ast.stmt], said: Said) -> Iterator
         yield from edits.scaled(source, statement, said.port, said.torch)
 
 
-def _mirror(source: Source, torch: tuple[str, int] | None) -> Mirror | None:
+def _mirror(source: FileText, torch: tuple[str, int] | None) -> Mirror | None:
     if torch is None:
         return None
     try:
-        return Mirror(source, Source(torch[0]))
+        return Mirror(source, FileText(torch[0]))
     except SyntaxError:
         return None
 
 
-def _of_options(source: Source, near: Sequence[ast.stmt], said: Said) -> Iterator[Edit | Sequence[Edit]]:
+def _of_options(source: FileText, near: Sequence[ast.stmt], said: Said) -> Iterator[Edit | Sequence[Edit]]:
     """Yield the option that the cause names, with the reference's value, in one call, and in all calls of its name."""
     call = edits.jax_name(said.call)
     for name in edits.OPTIONS.get(said.option, (said.option,)) if said.option else ():
@@ -128,13 +128,13 @@ def _overlap(found: Sequence[Edit]) -> bool:
     return any(one is not other and one in ast.walk(other) for one in nodes for other in nodes)
 
 
-def _of_functions(source: Source, near: Sequence[ast.stmt], said: Said) -> Iterator[Edit]:
+def _of_functions(source: FileText, near: Sequence[ast.stmt], said: Said) -> Iterator[Edit]:
     for statement in near:
         yield from edits.function(source, statement, edits.jax_name(said.port), edits.jax_name(said.torch))
         yield from edits.strings(source, statement, said.port, said.torch)
 
 
-def _of_fixes(source: Source, near: Sequence[ast.stmt], cause: Cause) -> Iterator[Edit | Sequence[Edit]]:
+def _of_fixes(source: FileText, near: Sequence[ast.stmt], cause: Cause) -> Iterator[Edit | Sequence[Edit]]:
     """Yield the options and functions of the fix's code, in calls of the same name."""
     for fix in cause.fixes:
         code = [*code_of(fix)]
@@ -157,7 +157,7 @@ def _of_fixes(source: Source, near: Sequence[ast.stmt], cause: Cause) -> Iterato
                         yield call, edits.with_option(source, call, option, value)
 
 
-def _of_other_modules(source: Source, function: str) -> Iterator[Sequence[Edit]]:
+def _of_other_modules(source: FileText, function: str) -> Iterator[Sequence[Edit]]:
     """Yield a function of jaxddp in place of one of the same name, with its arguments and without its options."""
     module, _, name = function.rpartition(".")
     for call in (call for x in source.statements if module.startswith("jaxddp") for call in calls(x)):
@@ -166,7 +166,7 @@ def _of_other_modules(source: Source, function: str) -> Iterator[Sequence[Edit]]
             yield [(call, f"{function}({arguments})"), *imports(source, function)]
 
 
-def _of_names(source: Source, near: Sequence[ast.stmt], cause: Cause) -> Iterator[Edit]:
+def _of_names(source: FileText, near: Sequence[ast.stmt], cause: Cause) -> Iterator[Edit]:
     """Yield what the names of a cause suggest: a call left out or put around, another axis or order."""
     names = set(cause.names)
     for statement in near if "gradient_stopped" in names else ():

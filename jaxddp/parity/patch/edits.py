@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterator
 
 from jaxddp.parity.operations import readings
-from jaxddp.parity.patch.source import Edit, Source, calls, expressions, gap, last_name, number_of
+from jaxddp.parity.patch.source import Edit, FileText, calls, expressions, gap, last_name, number_of
 
 SAME = 1e-9  # relative difference of a number in the file and one in the report, which has ten digits
 # Torch's names of options -> those of jax, flax, optax and jaxddp.
@@ -42,7 +42,7 @@ def jax_name(torch: str) -> str:
     return FUNCTIONS.get(plain, plain)
 
 
-def numbers(source: Source, statement: ast.stmt, port: str, torch: str) -> Iterator[Edit]:
+def numbers(source: FileText, statement: ast.stmt, port: str, torch: str) -> Iterator[Edit]:
     """Yield the reference's number in place of the port's, also where the file has its inverse, root or square."""
     ours, theirs = number_in(port), number_in(torch)
     if ours is None or theirs is None:
@@ -56,7 +56,7 @@ def numbers(source: Source, statement: ast.stmt, port: str, torch: str) -> Itera
                 yield one, text
 
 
-def scaled(source: Source, statement: ast.stmt, port: str, torch: str) -> Iterator[Edit]:
+def scaled(source: FileText, statement: ast.stmt, port: str, torch: str) -> Iterator[Edit]:
     """Yield each number times the reference's over the port's, of which it may be a factor."""
     ours, theirs = number_in(port), number_in(torch)
     ratio = theirs / ours if ours and theirs is not None else 0.0
@@ -86,7 +86,7 @@ def _written(value: float) -> str:
     return repr(float(f"{value:.10g}")).replace("e-0", "e-")
 
 
-def option(source: Source, statement: ast.stmt, call: str, name: str, value: str) -> Iterator[Edit]:
+def option(source: FileText, statement: ast.stmt, call: str, name: str, value: str) -> Iterator[Edit]:
     """Yield the option of a call replaced or added; a function that is not called here is called by a lambda."""
     for one in calls(statement):
         if last_name(one.func) == call:
@@ -98,11 +98,11 @@ def option(source: Source, statement: ast.stmt, call: str, name: str, value: str
             yield expression, f"lambda x: {source.segment(expression)}(x, {name}={value})"
 
 
-def with_option(source: Source, call: ast.Call, name: str, value: str) -> str:
+def with_option(source: FileText, call: ast.Call, name: str, value: str) -> str:
     """Return the text of a call with an option replaced or added."""
     text, start = source.segment(call), call.keywords
     given = next((keyword for keyword in start if keyword.arg == name), None)
-    inner = Source(text)
+    inner = FileText(text)
     parsed = inner.tree.body[0].value  # type: ignore[attr-defined]
     if given is not None:
         return inner.edited((parsed.keywords[start.index(given)].value, value))
@@ -114,7 +114,7 @@ def _is_loaded(node: ast.expr) -> bool:
     return isinstance(getattr(node, "ctx", None), ast.Load)
 
 
-def flags(source: Source, statement: ast.stmt, names: Collection[str] = ()) -> Iterator[Edit]:
+def flags(source: FileText, statement: ast.stmt, names: Collection[str] = ()) -> Iterator[Edit]:
     """Yield each bool of a statement's calls flipped, and each option left out, those with some names only."""
     for call in calls(statement):
         for keyword in call.keywords:
@@ -125,13 +125,13 @@ def flags(source: Source, statement: ast.stmt, names: Collection[str] = ()) -> I
             yield call, without_option(source, call, keyword)
 
 
-def without_option(source: Source, call: ast.Call, keyword: ast.keyword) -> str:
+def without_option(source: FileText, call: ast.Call, keyword: ast.keyword) -> str:
     """Return the text of a call without an option."""
     kept = [source.segment(x) for x in (*call.args, *call.keywords) if x is not keyword]
     return f"{source.segment(call.func)}({', '.join(kept)})"
 
 
-def function(source: Source, statement: ast.stmt, port: str, torch: str) -> Iterator[Edit]:
+def function(source: FileText, statement: ast.stmt, port: str, torch: str) -> Iterator[Edit]:
     """Yield the reference's function in place of the port's."""
     for one in expressions(statement):
         if last_name(one) == port and _is_loaded(one):
@@ -139,7 +139,7 @@ def function(source: Source, statement: ast.stmt, port: str, torch: str) -> Iter
             yield one, f"{base}{torch}"
 
 
-def strings(source: Source, statement: ast.stmt, port: str, torch: str) -> Iterator[Edit]:
+def strings(source: FileText, statement: ast.stmt, port: str, torch: str) -> Iterator[Edit]:
     """Yield the reference's text in place of the port's, such as the name of a mode."""
     for one in expressions(statement):
         if (
@@ -151,14 +151,14 @@ def strings(source: Source, statement: ast.stmt, port: str, torch: str) -> Itera
             yield one, f"{quote}{torch.strip(chr(39))}{quote}"
 
 
-def swapped(source: Source, statement: ast.stmt) -> Iterator[Edit]:
+def swapped(source: FileText, statement: ast.stmt) -> Iterator[Edit]:
     """Yield means in place of sums, the smaller in place of the larger, and so on."""
     for one in expressions(statement):
         if other := SWAPPED.get(last_name(one)):
             yield from function(source, statement, last_name(one), other)
 
 
-def axes(source: Source, statement: ast.stmt, call: str = "") -> Iterator[Edit]:
+def axes(source: FileText, statement: ast.stmt, call: str = "") -> Iterator[Edit]:
     """Yield other axes of the calls that have one."""
     for one in calls(statement):
         for keyword in one.keywords:
@@ -167,14 +167,14 @@ def axes(source: Source, statement: ast.stmt, call: str = "") -> Iterator[Edit]:
                 yield from ((keyword.value, other) for other in others)
 
 
-def left_out(source: Source, statement: ast.stmt, names: Collection[str] = ()) -> Iterator[Edit]:
+def left_out(source: FileText, statement: ast.stmt, names: Collection[str] = ()) -> Iterator[Edit]:
     """Yield each call left out, its first argument in its place; those with some names only, if there are any."""
     for one in calls(statement):
         if one.args and (not names or last_name(one.func) in names) and not isinstance(one.args[0], ast.Starred):
             yield one, source.segment(one.args[0])
 
 
-def wrapped(source: Source, statement: ast.stmt, around: str) -> Iterator[Edit]:
+def wrapped(source: FileText, statement: ast.stmt, around: str) -> Iterator[Edit]:
     """Yield each name, call and operation of a statement as the argument of a function: "stop_gradient({})"."""
     functions = {id(one.func) for one in calls(statement)}
     for one in expressions(statement):
@@ -183,7 +183,7 @@ def wrapped(source: Source, statement: ast.stmt, around: str) -> Iterator[Edit]:
             yield one, around.format(source.segment(one))
 
 
-def operators(source: Source, statement: ast.stmt) -> Iterator[Edit]:
+def operators(source: FileText, statement: ast.stmt) -> Iterator[Edit]:
     """Yield an operation with a number left out (x for 2 * x or x // 2 * 2), and inverse operators (+ for -)."""
     yield from factors(source, statement)
     for one in expressions(statement):
@@ -192,7 +192,7 @@ def operators(source: Source, statement: ast.stmt) -> Iterator[Edit]:
             yield between, source.segment(between).replace(SYMBOLS[type(one.op)], INVERSE[type(one.op)])
 
 
-def factors(source: Source, statement: ast.stmt) -> Iterator[Edit]:
+def factors(source: FileText, statement: ast.stmt) -> Iterator[Edit]:
     """Yield the only operand of an operation that is no number, and either of two that are."""
     for one in expressions(statement):
         if isinstance(one, ast.BinOp):
@@ -204,7 +204,7 @@ def factors(source: Source, statement: ast.stmt) -> Iterator[Edit]:
                 yield from ((one, source.segment(x)) for x in (one.left, one.right))
 
 
-def parts(source: Source, statement: ast.stmt) -> Iterator[Edit]:
+def parts(source: FileText, statement: ast.stmt) -> Iterator[Edit]:
     """Yield one operand, or one case of a condition, in place of the whole."""
     for one in expressions(statement):
         if isinstance(one, ast.BinOp | ast.IfExp):
@@ -212,7 +212,7 @@ def parts(source: Source, statement: ast.stmt) -> Iterator[Edit]:
             yield from ((one, source.segment(x)) for x in both)
 
 
-def without_constant(source: Source, statement: ast.stmt) -> Iterator[list[Edit]]:
+def without_constant(source: FileText, statement: ast.stmt) -> Iterator[list[Edit]]:
     """Yield all operations with one constant left out at once: x / y for x // n * n / y."""
     of_constant: dict[str, list[Edit]] = {}
     for one in expressions(statement):
@@ -235,7 +235,7 @@ def _is_operand(operation: ast.BinOp, node: ast.expr) -> bool:
     return any(_is_operand(x, node) for x in inner)
 
 
-def entries(source: Source, statement: ast.stmt) -> Iterator[Edit]:
+def entries(source: FileText, statement: ast.stmt) -> Iterator[Edit]:
     """Yield a value of a dictionary in the place of each other one."""
     for one in expressions(statement):
         if isinstance(one, ast.Dict) and len(one.values) > 1:
@@ -243,7 +243,7 @@ def entries(source: Source, statement: ast.stmt) -> Iterator[Edit]:
             yield from ((place, source.segment(value)) for place, value in pairs)
 
 
-def orders(source: Source, statement: ast.stmt) -> Iterator[Edit]:
+def orders(source: FileText, statement: ast.stmt) -> Iterator[Edit]:
     """Yield the elements of a list or tuple, up to four, and the names that a statement unpacks, in other orders."""
     for one in expressions(statement):
         if isinstance(one, ast.List | ast.Tuple) and 2 <= len(one.elts) <= 4:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.patch import edits
 from jaxddp.parity.patch.said import code_of
-from jaxddp.parity.patch.source import Edit, Source, calls, last_name
+from jaxddp.parity.patch.source import Edit, FileText, calls, last_name
 
 MODULES = ("jax", "jaxddp.nn.layers", "jaxddp.optim", "jaxddp.schedules", "optax")  # that an edit may need
 RATES = ("lr", "schedule")  # names of the learning rate in the code of a fix
@@ -34,7 +34,7 @@ def makes_optimizer(statement: ast.stmt) -> bool:
 
 
 def optimizer_edits(
-    source: Source, near: Sequence[ast.stmt], cause: Cause, torch: Source | None
+    source: FileText, near: Sequence[ast.stmt], cause: Cause, torch: FileText | None
 ) -> Iterator[Edit | Sequence[Edit]]:
     """Yield edits of an optimizer and its schedule.
 
@@ -59,7 +59,7 @@ def optimizer_edits(
     yield from _replaced(source, near, fixes)
 
 
-def _of_code(source: Source, statement: ast.stmt, fixes: Sequence[ast.Call]) -> Iterator[Edit]:
+def _of_code(source: FileText, statement: ast.stmt, fixes: Sequence[ast.Call]) -> Iterator[Edit]:
     """Yield the options of the fix's code in the calls of the same names; all at once, and one by one."""
     wanted = [call for fix in fixes for call in ast.walk(fix) if isinstance(call, ast.Call)]
     for call in calls(statement):
@@ -71,7 +71,7 @@ def _of_code(source: Source, statement: ast.stmt, fixes: Sequence[ast.Call]) -> 
                 for value in _values(ast.unparse(keyword.value)):
                     yield call, edits.with_option(source, call, str(keyword.arg), value)
             for keyword in code.keywords:
-                parsed = Source(text)
+                parsed = FileText(text)
                 again = parsed.tree.body[0].value  # type: ignore[attr-defined]
                 text = edits.with_option(parsed, again, str(keyword.arg), next(_values(ast.unparse(keyword.value))))
             yield call, text
@@ -88,7 +88,7 @@ def _values(code: str) -> Iterator[str]:
     yield from MASKS if code == "mask" else (code,)
 
 
-def _of_chain(source: Source, statement: ast.stmt) -> Iterator[Edit]:
+def _of_chain(source: FileText, statement: ast.stmt) -> Iterator[Edit]:
     """Yield a chain with one transformation left out, and with two neighbours exchanged."""
     for call in calls(statement):
         if last_name(call.func) == "chain" and len(call.args) > 1:
@@ -100,7 +100,7 @@ def _of_chain(source: Source, statement: ast.stmt) -> Iterator[Edit]:
                 yield call, f"{name}({', '.join([*parts[:k], parts[k + 1], parts[k], *parts[k + 2 :]])})"
 
 
-def _schedules(torch: Source) -> Iterator[str]:
+def _schedules(torch: FileText) -> Iterator[str]:
     """Yield code of the schedules of jaxddp that are those of a torch file, with its numbers."""
     every = [call for statement in torch.statements for call in calls(statement)]
     rates = [x.value for call in every for x in call.keywords if x.arg == "lr"]
@@ -110,10 +110,10 @@ def _schedules(torch: Source) -> Iterator[str]:
         for rate in dict.fromkeys(map(torch.segment, rates if name else ())):
             given = ", ".join([rate, *map(torch.segment, (*call.args[1:], *call.keywords))])
             yield f"jaxddp.schedules.{name}({given})"
-            yield Source(f"jaxddp.schedules.{name}({given})").filled(numbers)
+            yield FileText(f"jaxddp.schedules.{name}({given})").filled(numbers)
 
 
-def _with_schedule(source: Source, near: Sequence[ast.stmt], code: str) -> Iterator[Sequence[Edit]]:
+def _with_schedule(source: FileText, near: Sequence[ast.stmt], code: str) -> Iterator[Sequence[Edit]]:
     """Yield a schedule in place of the learning rate of each optimizer."""
     for statement in near:
         for call in calls(statement):
@@ -122,7 +122,7 @@ def _with_schedule(source: Source, near: Sequence[ast.stmt], code: str) -> Itera
                 yield from ([(rate, code), *imports(source, code)] for rate in given)
 
 
-def _replaced(source: Source, near: Sequence[ast.stmt], fixes: Sequence[ast.Call]) -> Iterator[Edit | Sequence[Edit]]:
+def _replaced(source: FileText, near: Sequence[ast.stmt], fixes: Sequence[ast.Call]) -> Iterator[Edit | Sequence[Edit]]:
     """Yield the code of the fix in place of the optimizer, with the file's learning rate."""
     for statement in near:
         rates = [_rate(source, call) for call in calls(statement) if last_name(call.func) in WITH_RATE]
@@ -130,18 +130,18 @@ def _replaced(source: Source, near: Sequence[ast.stmt], fixes: Sequence[ast.Call
         if not made or not any(rates):
             continue
         for fix, rate, mask in itertools.product(fixes, filter(None, dict.fromkeys(rates)), MASKS):
-            code = Source(ast.unparse(fix)).filled({**dict.fromkeys(RATES, rate), "mask": mask})
+            code = FileText(ast.unparse(fix)).filled({**dict.fromkeys(RATES, rate), "mask": mask})
             for place in made:
                 yield [(place, code), *imports(source, code)]
 
 
-def _rate(source: Source, call: ast.Call) -> str:
+def _rate(source: FileText, call: ast.Call) -> str:
     """Return the text of a call's learning rate; "" if it has none."""
     given = [keyword.value for keyword in call.keywords if keyword.arg == RATE] or call.args[:1]
     return source.segment(given[0]) if given else ""
 
 
-def imports(source: Source, code: str) -> list[Edit]:
+def imports(source: FileText, code: str) -> list[Edit]:
     """Return edits that import the modules that code needs and the file lacks."""
     known = {x.asname or x.name for node in ast.walk(source.tree) if isinstance(node, ast.Import) for x in node.names}
     lacking = [x for x in MODULES if f"{x}." in code and x not in known]

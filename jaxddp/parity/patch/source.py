@@ -19,7 +19,7 @@ OPERATORS = {
 }
 
 
-class Source:
+class FileText:
     """The text of a Python file, and the places in it that a line depends on.
 
     Args:
@@ -28,7 +28,7 @@ class Source:
     Raises:
         SyntaxError: the text is not Python.
 
-    >>> source = Source("SLOPE = 0.2\\ndef f(x):\\n    return leaky_relu(x, SLOPE)\\n")
+    >>> source = FileText("SLOPE = 0.2\\ndef f(x):\\n    return leaky_relu(x, SLOPE)\\n")
     >>> [source.segment(statement) for statement in source.near(3)]
     ['return leaky_relu(x, SLOPE)', 'SLOPE = 0.2']
     """
@@ -62,7 +62,7 @@ class Source:
     def filled(self, names: Mapping[str, str]) -> str:
         """Return the text with names replaced by code.
 
-        >>> Source("sgd(2 * lr)").filled({"lr": "rate + 1"})
+        >>> FileText("sgd(2 * lr)").filled({"lr": "rate + 1"})
         'sgd(2 * (rate + 1))'
         """
         found = [x for x in ast.walk(self.tree) if isinstance(x, ast.Name) and x.id in names]

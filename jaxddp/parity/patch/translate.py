@@ -6,7 +6,7 @@ import copy
 import jax
 
 from jaxddp.parity.patch.edits import jax_name
-from jaxddp.parity.patch.source import Source, last_name
+from jaxddp.parity.patch.source import FileText, last_name
 
 HOMES = {"jnp": jax.numpy, "jax.nn": jax.nn, "jax.lax": jax.lax}
 UNKNOWN = "_unknown_"  # stands for a function that jax does not have under torch's name
@@ -30,7 +30,7 @@ class Translator(ast.NodeTransformer):
         source: the JAX file, whose names of modules are used.
     """
 
-    def __init__(self, source: Source):
+    def __init__(self, source: FileText):
         self._source = source
 
     def visit_Call(self, node: ast.Call) -> ast.AST:

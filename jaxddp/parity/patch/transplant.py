@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from jaxddp.parity.patch.edits import wrapped
-from jaxddp.parity.patch.source import Edit, Source, assigned, calls, last_name, nested
+from jaxddp.parity.patch.source import Edit, FileText, assigned, calls, last_name, nested
 from jaxddp.parity.patch.translate import MODULES, UNKNOWN, Translator, root_of
 
 FUNCTIONS = {"forward": "__call__"}
@@ -29,7 +29,7 @@ class Mirror:
         torch: as above.
     """
 
-    def __init__(self, jax: Source, torch: Source):
+    def __init__(self, jax: FileText, torch: FileText):
         self._jax, self.torch = jax, torch
 
     def edits(self, jax_line: int, torch_line: int) -> Iterator[Edit]:
@@ -71,7 +71,7 @@ class Mirror:
         functions = [x for x in self.torch.statements if isinstance(x, ast.FunctionDef)]
         return {self._name(self.torch, x): x for x in functions}
 
-    def _name(self, source: Source, function: ast.FunctionDef) -> str:
+    def _name(self, source: FileText, function: ast.FunctionDef) -> str:
         """Return class and name of a function, by which it finds its twin."""
         classes = [x for x in source.statements if isinstance(x, ast.ClassDef) and function in x.body]
         name = FUNCTIONS.get(function.name, function.name).removeprefix("flax_").removeprefix("torch_")
@@ -124,7 +124,7 @@ class Mirror:
             if call.args and last_name(call.func) not in known:
                 call.args[0] = ast.Name(UNKNOWN, ast.Load())
                 code = ast.unparse(call)
-                if code.count(UNKNOWN) == 1 and self._knows(Source(code.replace(UNKNOWN, "0")).tree):
+                if code.count(UNKNOWN) == 1 and self._knows(FileText(code.replace(UNKNOWN, "0")).tree):
                     yield from wrapped(
                         self._jax, jax, code.replace("{", "{{").replace("}", "}}").replace(UNKNOWN, "{}")
                     )
@@ -135,14 +135,14 @@ class Mirror:
         places: list[tuple[str, int | None]] = []
         if isinstance(other, ast.Call) and other.args and _form(other.func) != _form(getattr(mine, "func", mine)):
             places = [("args", 0)]
-            yield Source(f"{ast.unparse(other.func)}({UNKNOWN})").filled(filling)
+            yield FileText(f"{ast.unparse(other.func)}({UNKNOWN})").filled(filling)
         elif isinstance(other, ast.BinOp) and not isinstance(mine, ast.BinOp):
             places = [("left", None), ("right", None)]
         for name, position in places:
             hole: ast.expr = ast.Name(UNKNOWN, ast.Load())
             made = copy.deepcopy(other)
             setattr(made, name, hole if position is None else [hole, *getattr(made, name)[1:]])
-            yield Source(ast.unparse(made)).filled(filling)
+            yield FileText(ast.unparse(made)).filled(filling)
 
     def _rendered(self, mine: ast.AST, other: ast.AST) -> str:
         """Return code of torch's expression, with the text of the JAX file where the two say the same."""
@@ -159,7 +159,7 @@ class Mirror:
                 names[f"__{len(names)}__"] = text
                 return ast.Name(f"__{len(names) - 1}__", ast.Load())
 
-        return Source(ast.unparse(Marked().visit(copy.deepcopy(other)))).filled(names)
+        return FileText(ast.unparse(Marked().visit(copy.deepcopy(other)))).filled(names)
 
     def _knows(self, node: ast.AST) -> bool:
         """Return whether the JAX file has all names that code uses."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.call_changes import batch_norm_sync, biased_variance, momentum
-from jaxddp.parity.diagnosis.forward.calls import Call, Patch
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
 from jaxddp.parity.diagnosis.forward.fault_search import find_faults
 from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.forward.loss_causes import FLOOR, replays_of
@@ -86,7 +86,7 @@ class Buffers:
     """
 
     def __init__(self, evidence: ModelEvidence, known: Sequence[Item] = ()):
-        self._known = [item for item in known if isinstance(item, Patch)]
+        self._known = [item for item in known if isinstance(item, CallEdit)]
         self.steps = len(evidence.steps)
         self.ranks = tuple(range(evidence.world_size))
         self._evidence = evidence
@@ -100,7 +100,7 @@ class Buffers:
 
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
         """Return the change of the reference's buffers with faults planted."""
-        patches = [*self._known, *(item for item in items if isinstance(item, Patch))]
+        patches = [*self._known, *(item for item in items if isinstance(item, CallEdit))]
         kept = next((item for item in items if isinstance(item, KeptBuffers)), None)
         run = self.ranks if kept else (0,)
         buffers = [result.buffers for result in self._replay.run(step, run, patches)]
@@ -110,7 +110,7 @@ class Buffers:
         of_ranks = {name: np.stack([buffers[rank if kept else 0][name] for rank in ranks]) for name in buffers[0]}
         return {"buffers": _changes(buffers[0], state), "all_buffers": _changes(of_ranks, state)}
 
-    def calls(self, step: int, rank: int = 0, patches: Sequence[Patch] = (), reads: bool = False) -> list[Call]:
+    def calls(self, step: int, rank: int = 0, patches: Sequence[CallEdit] = (), reads: bool = False) -> list[Call]:
         """Return the calls of the loss, with faults planted; see `sites.trace`."""
         return self._replay.trace(step, rank, [*self._known, *patches], reads)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from jaxddp.parity.diagnosis.forward.calls import OF, Call, Gather, Patch, Proceed, Site, tensors_in
+from jaxddp.parity.diagnosis.forward.calls import OF, Call, CallEdit, Gather, Proceed, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.composites import ATTENTION, cells_of, opened_attention, run_recurrent
 from jaxddp.parity.operations import calling_lines, library_function, line_of_user, moments
 
@@ -32,20 +32,20 @@ class CallTrace(TorchFunctionMode):
     >>> import torch
     >>> from jaxddp.parity.diagnosis.forward.calls import Change
     >>> gelu = Change("gelu_approximation", "", lambda call, proceed, _: proceed(call.but(approximate="tanh")))
-    >>> with CallTrace([Patch(gelu, frozenset({("gelu", 1)}))]):
+    >>> with CallTrace([CallEdit(gelu, frozenset({("gelu", 1)}))]):
     ...     [torch.nn.functional.gelu(torch.tensor([1.0, 2.0])) for _ in range(2)]
     [tensor([0.8413, 1.9545]), tensor([0.8412, 1.9546])]
     """
 
     def __init__(
         self,
-        patches: Iterable[Patch] = (),
+        patches: Iterable[CallEdit] = (),
         gather: Gather = lambda tensor: (tensor,),
         modules: list[str] | None = None,
         reads: bool = False,
     ):
         super().__init__()
-        self._patches: dict[Site, list[Patch]] = defaultdict(list)
+        self._patches: dict[Site, list[CallEdit]] = defaultdict(list)
         # Values are set before the changes that depend on them.
         patches = sorted(patches, key=lambda patch: (not patch.change.lockstep, patch.value is None))
         for patch in patches:
@@ -129,7 +129,7 @@ class CallTrace(TorchFunctionMode):
         self._makers[id(result)] = call
 
 
-def _answered(call: Call, patches: list[Patch], run: Proceed) -> Any:
+def _answered(call: Call, patches: list[CallEdit], run: Proceed) -> Any:
     if not patches:
         return run(call)
     patch = patches[0]

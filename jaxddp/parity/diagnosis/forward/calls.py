@@ -2,7 +2,7 @@
 
 Modules and functional losses call the same functions (`F.gelu`, `F.layer_norm`, `Tensor.reshape`),
 so one mechanism reaches both. A call has a `Site`: the k-th call of a function of that name. A
-`Change` is the effect of a fault on one call; a `Patch` is a change at one site or at several.
+`Change` is the effect of a fault on one call; a `CallEdit` is a change at one site or at several.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -146,7 +146,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Patch(Item):
+class CallEdit(Item):
     """A change at one site or several, with its value.
 
     Attributes:
@@ -204,7 +204,7 @@ class Patch(Item):
         """Initial value of the fit."""
         return self.change.start
 
-    def at(self, value: float) -> "Patch":
+    def at(self, value: float) -> "CallEdit":
         """Return the fault with another value."""
         return replace(self, value=max(value, self.change.least))
 
@@ -215,7 +215,7 @@ class Patch(Item):
 
     def excludes(self, other: object) -> bool:
         """Return whether both are the same fault in the same place."""
-        if not isinstance(other, Patch):
+        if not isinstance(other, CallEdit):
             return False
         if self.change.stale or other.change.stale:
             return self.change.stale and other.change.stale

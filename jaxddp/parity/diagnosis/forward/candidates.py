@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jaxddp.parity.diagnosis.forward.calls import Call, Change, Patch, Site, tensors_in
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import MOVERS, edits_of_arguments
 from jaxddp.parity.diagnosis.forward.fit import IMPOSSIBLE
 from jaxddp.parity.diagnosis.forward.index_edits import shifts
@@ -36,9 +36,9 @@ def candidates(
     calls: Sequence[Call],
     parted: Parting,
     names: Mapping[int, str],
-    known: Sequence[Patch],
+    known: Sequence[CallEdit],
     inputs: Mapping[int, str],
-) -> tuple[list[Patch], list[Patch]]:
+) -> tuple[list[CallEdit], list[CallEdit]]:
     """Return edits of the calls where the programs part, in the order of the calls.
 
     Where the losses are equal, the gradients part, and the edits are those of gradients.
@@ -75,16 +75,18 @@ def candidates(
     return [*shared, *fitting], [*patches_of(inputs_moved(calls, inputs)), *others]
 
 
-def _split(patches: Iterable[Patch], trial: "CallTrial", place: Mapping[Site, int]) -> tuple[list[Patch], list[Patch]]:
+def _split(
+    patches: Iterable[CallEdit], trial: "CallTrial", place: Mapping[Site, int]
+) -> tuple[list[CallEdit], list[CallEdit]]:
     """Return the patches that fit, and the others, in the order of the calls."""
-    fitting: list[Patch] = []
-    others: list[Patch] = []
+    fitting: list[CallEdit] = []
+    others: list[CallEdit] = []
     for patch in sorted(patches, key=partial(_order, place)):
         (fitting if trial.fits(patch) else others).append(patch)
     return fitting, others
 
 
-def _order(place: Mapping[Site, int], patch: Patch) -> tuple[int, int]:
+def _order(place: Mapping[Site, int], patch: CallEdit) -> tuple[int, int]:
     return min(map(place.__getitem__, patch.sites)), patch.tier
 
 
@@ -124,7 +126,7 @@ def _again(calls: Sequence[Call], here: Sequence[int], place: Mapping[Site, int]
 
 def _substitutes(
     calls: Sequence[Call], parted: Parting, here: Sequence[int], names: Mapping[int, str]
-) -> Iterator[Patch]:
+) -> Iterator[CallEdit]:
     """Yield edits that are tried only if a call then gives what the port computes: there are many of them."""
     changes = ((calls[index], change) for index in here for change in substitutes(calls, index, names))
     yield from _with_numbers(patches_of(changes), parted.likely_numbers)
@@ -132,7 +134,7 @@ def _substitutes(
     yield from _with_numbers(shared_factors(calls, here, names), parted.all_numbers)
 
 
-def _with_numbers(patches: Iterable[Patch], numbers: Sequence[float]) -> Iterator[Patch]:
+def _with_numbers(patches: Iterable[CallEdit], numbers: Sequence[float]) -> Iterator[CallEdit]:
     """Yield the patches, those with a value also with each of the port's numbers."""
     for patch in patches:
         if patch.change.reference is not None:
@@ -163,7 +165,7 @@ class CallTrial:
         # A call left out returns an input; it fits if both sides compute that.
         self._from_equal = {calls[k].site for k in self._inside if not self._inside.issuperset(parted.torch[k].inputs)}
 
-    def fits(self, patch: Patch) -> bool:
+    def fits(self, patch: CallEdit) -> bool:
         """Return whether the call, edited, returns what the port computes and the reference does not.
 
         What a call returns that is left out, both compute; it fits if the programs part there, and so may any number of
@@ -184,7 +186,7 @@ class CallTrial:
         index = self._place[site]
         return self._calls[index].name in MOVERS and index not in self._inside
 
-    def gives(self, patch: Patch) -> bool:
+    def gives(self, patch: CallEdit) -> bool:
         """Return whether the call, edited, returns what the port computes and the reference does not."""
         if patch.reference is not None:
             return False

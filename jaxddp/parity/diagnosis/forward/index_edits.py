@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Patch, Proceed
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Proceed
 
 # Function -> place of the indices among its arguments.
 TABLES = {"embedding": 0, "index_select": 2, "gather": 2}
@@ -95,7 +95,7 @@ def _rows(call: Call) -> Iterator[Change]:
             yield Change("other_index", f"{call.name} takes {which}", _given(place, other), tier=3)
 
 
-def shifts(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str]) -> Iterator[Patch]:
+def shifts(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str]) -> Iterator[CallEdit]:
     """Yield another distance of two slices of a tensor, such as inputs and targets a step ahead.
 
     Args:
@@ -118,7 +118,7 @@ def shifts(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str])
                 name = names.get(id(first.args[0]), "a tensor")
                 what = f"slices of {name} shifted by {distance} instead of {by}"
                 changes = {site: Change("other_index", what, _sliced(place, end), tier=3) for site, end in ends.items()}
-                yield Patch(changes[first.site], frozenset(changes), changes=changes)
+                yield CallEdit(changes[first.site], frozenset(changes), changes=changes)
 
 
 def _sliced(place: int, end: slice) -> Answer:

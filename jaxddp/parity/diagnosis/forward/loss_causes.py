@@ -22,7 +22,7 @@ from jaxddp.parity.diagnosis.forward.call_changes import (
     tied_weights,
     weights_not_counted,
 )
-from jaxddp.parity.diagnosis.forward.calls import Call, Change, Patch
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
 from jaxddp.parity.diagnosis.forward.clamps import chosen_term, clamps
 from jaxddp.parity.diagnosis.forward.combined import (
     Combination,
@@ -55,7 +55,7 @@ OF_ONE_CALL = (
     *(gelu, norm_epsilon, label_smoothing, ignore_index, padding_idx, loss_terms, batch_norm_sync),
     *(weights_not_counted, same_padding, flattened_axes, kernel_axes, fast_variance, deviation, chosen_term, clamps),
 )
-STALE = Patch(Change("stale_parameters", "gradients at the parameters of the step before", stale=True), frozenset())
+STALE = CallEdit(Change("stale_parameters", "gradients at the parameters of the step before", stale=True), frozenset())
 
 
 def replays_of(calls: Sequence[Call]) -> int:
@@ -93,7 +93,7 @@ def search_model(
     calls = subject.calls(step, rank)
     items, leading = subject.items(step, rank, calls), None
     if evidence.between is not None:
-        patches = [item for item in items if isinstance(item, Patch) and item.sites]
+        patches = [item for item in items if isinstance(item, CallEdit) and item.sites]
         leading = [*beginning_in(between(calls, *evidence.between), patches, calls)]
         items = [*leading] if evidence.thrifty else items
     replays = max(replays_of(calls), PER_FAULT * len(items)) if replays is None else replays
@@ -101,7 +101,7 @@ def search_model(
     if evidence.reading is None or not evidence.reading.program or not _is_finite(subject, evidence.reading):
         return known()
     ruling, named = known(pairs=False)
-    patches = [item for item in items if isinstance(item, Patch) and item.sites]
+    patches = [item for item in items if isinstance(item, CallEdit) and item.sites]
     names = {id(parameter): name for name, parameter in evidence.module.named_parameters()}
     batch = evidence.steps[evidence.reading.step].micro_batches[evidence.reading.rank][0]
     inputs = {id(x): name for name, x in batch.items()}
@@ -155,7 +155,7 @@ class LossAndGradients:
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
         """Return the reference's losses and gradients with faults planted."""
         ranks = self._compared(ranks)
-        patches = [item for item in items if isinstance(item, Patch)]
+        patches = [item for item in items if isinstance(item, CallEdit)]
         combination = next((item for item in items if isinstance(item, Combination)), self._reference)
         if step not in self._counts:
             self._counts[step] = counts_of(self._replay.run(step, self.ranks))
@@ -171,7 +171,7 @@ class LossAndGradients:
         of_all = self._evidence.compared or self.ranks
         return [rank for rank in ranks if rank in of_all] or list(of_all)
 
-    def calls(self, step: int, rank: int, patches: Sequence[Patch] = (), reads: bool = False) -> list[Call]:
+    def calls(self, step: int, rank: int, patches: Sequence[CallEdit] = (), reads: bool = False) -> list[Call]:
         """Return the calls of the loss, with faults planted, on a replica's first micro-batch; see `sites.trace`."""
         return self._replay.trace(step, rank, patches, reads)
 
@@ -195,12 +195,12 @@ class MovedWeights(LossAndGradients):
 
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
         """Return the updates with faults planted."""
-        before, patches = self._evidence.steps[step].state, [item for item in items if isinstance(item, Patch)]
+        before, patches = self._evidence.steps[step].state, [item for item in items if isinstance(item, CallEdit)]
         after = [result.buffers for result in self._replay.run(step, self._compared(ranks), patches)]
         updates = {name: np.stack([of_rank[name] - before[name] for of_rank in after]) for name in self._evidence.moved}
         return {"local_gradients": updates}
 
-    def calls(self, step: int, rank: int, patches: Sequence[Patch] = (), reads: bool = False) -> list[Call]:
+    def calls(self, step: int, rank: int, patches: Sequence[CallEdit] = (), reads: bool = False) -> list[Call]:
         """Return the calls of a step; that which makes the first of the parameters is the last."""
         calls = super().calls(step, rank, patches, reads)
         moved = self._evidence.module.get_parameter(self._evidence.moved[0])
@@ -221,7 +221,7 @@ class ReceivedGradients(LossAndGradients):
 
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
         """Return the gradients that torch's optimizers get with faults planted, (1, ...)."""
-        patches = [item for item in items if isinstance(item, Patch)]
+        patches = [item for item in items if isinstance(item, CallEdit)]
         of_ranks = [result.pieces[0].gradients for result in self._replay.run(step, self.ranks, patches)]
         mean = {name: np.mean([of_rank[name] for of_rank in of_ranks], axis=0)[None] for name in of_ranks[0]}
         return {"local_gradients": mean}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
-from jaxddp.parity.diagnosis.forward.calls import Call, Patch
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
 from jaxddp.parity.diagnosis.forward.candidates import LEFT_OUT, PLAIN, candidates
 from jaxddp.parity.diagnosis.forward.fault_search import find_faults
 from jaxddp.parity.diagnosis.forward.fit import IMPOSSIBLE, Item, Stages, Subject
@@ -25,7 +25,7 @@ FIRSTS = 4  # edits that are followed when none explains the difference
 class LossSubject(Subject, Protocol):
     """A subject whose calls can be recorded."""
 
-    def calls(self, step: int, rank: int, patches: Sequence[Patch] = (), reads: bool = False) -> list[Call]:
+    def calls(self, step: int, rank: int, patches: Sequence[CallEdit] = (), reads: bool = False) -> list[Call]:
         """Return the calls of the loss, with faults planted."""
 
 
@@ -36,11 +36,11 @@ def lines_of_items(subject: LossSubject, reading: Reading, items: Sequence[Item]
     """
     if not items:
         return (lines_of(parted_with(subject, reading, ())[1]),)
-    patches = [item for item in items if isinstance(item, Patch)]
+    patches = [item for item in items if isinstance(item, CallEdit)]
     found = []
     for item in items:
         calls, parted = parted_with(subject, reading, tuple(other for other in patches if other is not item))
-        if not isinstance(item, Patch):
+        if not isinstance(item, CallEdit):
             found.append(last_lines(parted))
         elif item.sites:
             index = next(k for k, call in enumerate(calls) if call.site in item.sites)
@@ -50,7 +50,7 @@ def lines_of_items(subject: LossSubject, reading: Reading, items: Sequence[Item]
     return tuple(found)
 
 
-def parted_with(subject: LossSubject, reading: Reading, known: tuple[Patch, ...]) -> tuple[list[Call], Parting]:
+def parted_with(subject: LossSubject, reading: Reading, known: tuple[CallEdit, ...]) -> tuple[list[Call], Parting]:
     """Return the calls of the loss with some faults planted, and where they part from the port's program."""
     calls = subject.calls(reading.step, reading.rank, known, reads=True)
     return calls, parting(program_of(calls), reading.program)
@@ -66,7 +66,7 @@ class Planted:
     """
 
     subject: Subject
-    known: tuple[Patch, ...]
+    known: tuple[CallEdit, ...]
 
     @property
     def steps(self) -> int:
@@ -105,11 +105,11 @@ class ReadingSearch:
 
     subject: LossSubject
     reading: Reading
-    patches: Sequence[Patch]
+    patches: Sequence[CallEdit]
     names: Mapping[int, str]
     inputs: Mapping[int, str]
     floor: float
-    _places: "dict[tuple[Patch, ...], _Place]" = field(default_factory=dict, init=False)
+    _places: "dict[tuple[CallEdit, ...], _Place]" = field(default_factory=dict, init=False)
 
     def find(self) -> tuple[Ruling, tuple[Item, ...]] | None:
         """Return the ruling, and the faults of the first hypothesis that it names; None: nothing explains it."""
@@ -127,7 +127,7 @@ class ReadingSearch:
 
         With each planted, the programs agree up to a later call; no other edit as plain does that.
         """
-        level, known = [self._place(())], tuple[Patch, ...]()
+        level, known = [self._place(())], tuple[CallEdit, ...]()
         for _ in range(FAULTS):
             level = [later for place in level for later in self._following(place)]
             tier = min((_tier(place.known) for place in level), default=0)
@@ -137,13 +137,13 @@ class ReadingSearch:
             known = level[0].known
         return "; ".join(patch.says for patch in known)
 
-    def _place(self, known: tuple[Patch, ...]) -> "_Place":
+    def _place(self, known: tuple[CallEdit, ...]) -> "_Place":
         """Return where the programs part with some faults planted."""
         if known not in self._places:
             self._places[known] = self._place_with(known)
         return self._places[known]
 
-    def _place_with(self, known: tuple[Patch, ...]) -> "_Place":
+    def _place_with(self, known: tuple[CallEdit, ...]) -> "_Place":
         calls, parted = parted_with(self.subject, self.reading, known)
         fitting, others = candidates(calls, parted, self.names, self.patches, self.inputs)
         begin = min(parted.of_torch, default=len(calls))
@@ -161,7 +161,9 @@ class ReadingSearch:
                 if later.begin > place.begin:
                     yield later
 
-    def _explain(self, known: tuple[Patch, ...], edits: Sequence[Patch]) -> tuple[Ruling, tuple[Item, ...]] | None:
+    def _explain(
+        self, known: tuple[CallEdit, ...], edits: Sequence[CallEdit]
+    ) -> tuple[Ruling, tuple[Item, ...]] | None:
         """Return the ruling on edits beside the known faults; None: no edit explains what is left."""
         probe = self.reading.step, (self.reading.rank,)
         subject = Planted(self.subject, known)
@@ -184,13 +186,13 @@ class _Place:
         fitting, others: see `candidates`.
     """
 
-    known: tuple[Patch, ...]
+    known: tuple[CallEdit, ...]
     begin: int
-    fitting: list[Patch]
-    others: list[Patch]
+    fitting: list[CallEdit]
+    others: list[CallEdit]
 
 
-def _joined(known: Sequence[Patch], named: Sequence[Hypothesis]) -> Iterator[Hypothesis]:
+def _joined(known: Sequence[CallEdit], named: Sequence[Hypothesis]) -> Iterator[Hypothesis]:
     """Yield the hypotheses with the faults that were planted before."""
     for one in named:
         faults = tuple(fault for patch in known for fault in patch.faults)

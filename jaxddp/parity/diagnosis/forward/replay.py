@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
-from jaxddp.parity.diagnosis.forward.calls import Call, Gather, Patch
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Gather
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.forward.sites import trace
 from jaxddp.parity.excerpts import excerpt
@@ -127,9 +127,9 @@ class Replay:
         self._evidence = evidence
         self._copies: list[nn.Module] = []
         self._loaded: dict[int, tuple[int, bool]] = {}  # module -> step, and whether its weights are stale
-        self._known: OrderedDict[tuple[int, int, tuple[Patch, ...]], ReplicaResult] = OrderedDict()
+        self._known: OrderedDict[tuple[int, int, tuple[CallEdit, ...]], ReplicaResult] = OrderedDict()
 
-    def run(self, step: int, ranks: Sequence[int], patches: Sequence[Patch] = ()) -> list[ReplicaResult]:
+    def run(self, step: int, ranks: Sequence[int], patches: Sequence[CallEdit] = ()) -> list[ReplicaResult]:
         """Compute the forward and backward passes of a step's micro-batches.
 
         Args:
@@ -154,13 +154,13 @@ class Replay:
             self._known.popitem(last=False)
         return results
 
-    def trace(self, step: int, rank: int, patches: Sequence[Patch] = (), reads: bool = False) -> list[Call]:
+    def trace(self, step: int, rank: int, patches: Sequence[CallEdit] = (), reads: bool = False) -> list[Call]:
         """Return the calls of the loss, with faults planted, on a replica's first micro-batch; see `sites.trace`."""
         module, taken = self._evidence.module, self._evidence.steps[step]
         self._load(module, step, patches)
         return trace(module, self._evidence.loss_fn, taken.micro_batches[rank][0], patches, reads)
 
-    def _load(self, module: nn.Module, step: int, patches: Sequence[Patch] = ()) -> None:
+    def _load(self, module: nn.Module, step: int, patches: Sequence[CallEdit] = ()) -> None:
         """Copy a step's state into the module; large parameters only if they are not there yet."""
         taken = self._evidence.steps[step]
         stale = any(patch.change.stale for patch in patches) and taken.previous is not None
@@ -171,7 +171,7 @@ class Replay:
         load_state(module, Renamed(state, {name: name for name in state if name not in kept}), strict=False)
         self._loaded[id(module)] = step, stale
 
-    def _alone(self, step: int, rank: int, patches: Sequence[Patch]) -> ReplicaResult:
+    def _alone(self, step: int, rank: int, patches: Sequence[CallEdit]) -> ReplicaResult:
         module = self._evidence.module
         self._load(module, step, patches)
         pieces = []
@@ -183,7 +183,7 @@ class Replay:
         moved = {name: module.get_parameter(name).detach().clone().numpy() for name in self._evidence.moved}
         return ReplicaResult(pieces, _buffers(module) | moved)
 
-    def _side_by_side(self, step: int, patches: Sequence[Patch]) -> list[ReplicaResult]:
+    def _side_by_side(self, step: int, patches: Sequence[CallEdit]) -> list[ReplicaResult]:
         """Run all replicas at once, each in a thread, so that each replica's tensors enter the others' losses.
 
         As in JAX, a replica's gradient is the gradient of all losses with respect to the replica's copy of

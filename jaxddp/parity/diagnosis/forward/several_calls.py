@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Patch, Proceed, Site, tensors_in
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Proceed, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import arguments_of
 from jaxddp.parity.diagnosis.forward.function_edits import is_number
 
@@ -112,7 +112,7 @@ def _with_zeros(x: Tensor, axis: int, by: int) -> Tensor:
 ENDS: dict[str, Callable[..., Tensor]] = {"its end at its beginning": _rolled, "with a 0 at its end": _with_zeros}
 
 
-def shared_constants(patches: Sequence[Patch], numbers: Sequence[float]) -> Iterator[Patch]:
+def shared_constants(patches: Sequence[CallEdit], numbers: Sequence[float]) -> Iterator[CallEdit]:
     """Yield two numbers of the reference that come from one constant, and the port's numbers that come from another.
 
     Two numbers c and k c, or c and 1 - c, are c' and k c', or c' and 1 - c', in the port; k may be 1.
@@ -129,7 +129,7 @@ def shared_constants(patches: Sequence[Patch], numbers: Sequence[float]) -> Iter
                     yield _together(one, two, x, y)
 
 
-def one_site_of_many(patch: Patch, patches: Sequence[Patch]) -> bool:
+def one_site_of_many(patch: CallEdit, patches: Sequence[CallEdit]) -> bool:
     """Return whether another of the patches makes the same change in more places."""
     return any(other.sites > patch.sites and other.change.reference == patch.change.reference for other in patches)
 
@@ -138,14 +138,14 @@ def _near(x: float, y: float) -> bool:
     return math.isclose(x, y, rel_tol=NEAR)
 
 
-def _together(one: Patch, two: Patch, x: float, y: float) -> Patch:
+def _together(one: CallEdit, two: CallEdit, x: float, y: float) -> CallEdit:
     what = f"{one.change.what} {x:.10g} instead of {one.change.reference:.10g}"
     what += f", and {two.change.what} {y:.10g} instead of {two.change.reference:.10g}"
     changes = {}
     for patch, number in ((one, x), (two, y)):
         for site in patch.sites:
             changes[site] = replace(_fixed(patch.changes.get(site, patch.change), number), what=what)
-    return Patch(next(iter(changes.values())), one.sites | two.sites, where=one.where, changes=changes)
+    return CallEdit(next(iter(changes.values())), one.sites | two.sites, where=one.where, changes=changes)
 
 
 def _fixed(change: Change, number: float) -> Change:

@@ -11,14 +11,14 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
-from jaxddp.parity.diagnosis.forward.calls import Call, Change, Patch, Site
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change, Site
 from torch_ref.losses import Batch, LossFunction
 
 MOST_SITES = 5  # most sites with every subset tried: a ResNet's stem, pooling and three strided stages
 
 
 def trace(
-    module: nn.Module, loss_fn: LossFunction, batch: Batch, patches: Sequence[Patch] = (), reads: bool = False
+    module: nn.Module, loss_fn: LossFunction, batch: Batch, patches: Sequence[CallEdit] = (), reads: bool = False
 ) -> list[Call]:
     """Record every call of one forward pass, with the name of the module that makes the call.
 
@@ -69,7 +69,7 @@ def between(calls: Sequence[Call], before: str, layer: str) -> frozenset[Site]:
     return frozenset(call.site for call in calls[begins : ends + 1])
 
 
-def beginning_in(here: Set[Site], patches: Iterable[Patch], calls: Sequence[Call]) -> Iterator[Patch]:
+def beginning_in(here: Set[Site], patches: Iterable[CallEdit], calls: Sequence[Call]) -> Iterator[CallEdit]:
     """Yield the patches whose first site is among the given ones; further sites may lie elsewhere.
 
     Args:
@@ -96,7 +96,7 @@ def _drop_last(names: list[str]) -> None:
     names.pop()
 
 
-def patches_of(changes: Iterable[tuple[Call, Change]]) -> Iterator[Patch]:
+def patches_of(changes: Iterable[tuple[Call, Change]]) -> Iterator[CallEdit]:
     """Yield each change at all of its sites, at the sites of similarly named modules, and at each site alone.
 
     Args:
@@ -114,14 +114,14 @@ def patches_of(changes: Iterable[tuple[Call, Change]]) -> Iterator[Patch]:
             yield from (_patch(group, sites, where) for sites, where in _places(group).items())
 
 
-def _patch(group: Sequence[tuple[Call, Change]], sites: frozenset[Site], where: str = "") -> Patch:
+def _patch(group: Sequence[tuple[Call, Change]], sites: frozenset[Site], where: str = "") -> CallEdit:
     """Return the change at some sites of its group, described as these sites are if they share the description."""
     changes = [change for call, change in group if call.site in sites]
     same = len({change.what for change in changes}) == 1
     first = changes[0] if same else replace(changes[0], what=changes[0].group)
     chosen = [(call, change) for call, change in group if call.site in sites]
     of_sites = {site: change for call, change in chosen for site in (call.site, *change.also)}
-    return Patch(first, frozenset(of_sites), where, changes=of_sites)
+    return CallEdit(first, frozenset(of_sites), where, changes=of_sites)
 
 
 def _places(group: Sequence[tuple[Call, Change]]) -> dict[frozenset[Site], str]:

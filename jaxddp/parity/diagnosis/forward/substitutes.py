@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Patch, Proceed
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Proceed
 from jaxddp.parity.diagnosis.forward.combining import MEANS
 from jaxddp.parity.diagnosis.forward.function_edits import families_of
 
@@ -129,7 +129,7 @@ def _mean(x: Tensor, axis: int) -> Tensor:
     return x.mean(axis, keepdim=True)
 
 
-def shared_factors(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str]) -> Iterator[Patch]:
+def shared_factors(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str]) -> Iterator[CallEdit]:
     """Yield a tensor times a number in two of the calls that take it, or in all."""
     uses: dict[int, list[tuple[Call, int]]] = defaultdict(list)
     for index in here:
@@ -142,7 +142,7 @@ def shared_factors(calls: Sequence[Call], here: Iterable[int], names: Mapping[in
                 in_calls = " and ".join(call.name for call, _ in some)
                 what = f"{names.get(of, 'a tensor')} in {in_calls} times"
                 changes = {call.site: _scaled(what, position) for call, position in some}
-                yield Patch(next(iter(changes.values())), frozenset(changes), changes=changes)
+                yield CallEdit(next(iter(changes.values())), frozenset(changes), changes=changes)
 
 
 def _scaled(what: str, position: int) -> Change:

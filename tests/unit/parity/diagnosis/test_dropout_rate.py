@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.forward.call_changes import dropout_rate
 from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
-from jaxddp.parity.diagnosis.forward.calls import Patch
+from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.forward.sites import patches_of, trace
 from jaxddp.parity.port.draws import ENTRY, Draw, Pair, Served, rates_of
 from jaxddp.parity.torch_side.draws import ServedDraws
@@ -42,7 +42,7 @@ def test_rates_of_jaxs_masks_are_tried(function: Callable[[Tensor], Tensor], say
     assert [change.what for _, change in changes_of(function)] == says
 
 
-def check_planted(patch: Patch, drop: Callable[[Tensor, float], Tensor], *shapes: tuple[int, ...]) -> None:
+def check_planted(patch: CallEdit, drop: Callable[[Tensor, float], Tensor], *shapes: tuple[int, ...]) -> None:
     """Check that a patch makes of a rate of 0.25 one of 0.5, for masks of these shapes."""
     draws = [Draw("bernoulli", shape) for shape in shapes]
     numbers = {
@@ -68,7 +68,7 @@ def check_planted(patch: Patch, drop: Callable[[Tensor, float], Tensor], *shapes
 )
 def test_a_planted_rate_is_the_loss_at_that_rate(drop: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
     ((call, change),) = changes_of(lambda x: drop(x, 0.25))
-    check_planted(Patch(change, frozenset({call.site})), drop, shape)
+    check_planted(CallEdit(change, frozenset({call.site})), drop, shape)
 
 
 RNN = nn.LSTM(4, 4, num_layers=2, batch_first=True)

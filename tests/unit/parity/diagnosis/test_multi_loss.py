@@ -13,7 +13,7 @@ from torch import nn
 from jaxddp.parity.compare.judge import Located
 from jaxddp.parity.diagnosis import multi_loss
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
-from jaxddp.parity.diagnosis.forward.calls import Change, Patch
+from jaxddp.parity.diagnosis.forward.calls import CallEdit, Change
 from jaxddp.parity.diagnosis.forward.loss_causes import search_model
 from jaxddp.parity.diagnosis.forward.one_loss import LossOfStep, UnknownWeights
 from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN
@@ -116,7 +116,7 @@ def test_a_replay_begins_at_the_weights_before_the_step_though_a_step_has_change
 
     state = {"weight": np.zeros((400, 400))}
     step = ModelStep(state, None, [[{"x": torch.ones(1)}]], *[np.zeros(0)] * 4)
-    harmless = Patch(Change("none", "no change"), frozenset())
+    harmless = CallEdit(Change("none", "no change"), frozenset())
     for changes_weights, second in ((True, 0.0), (False, 1.0)):
         replay = Replay(ModelEvidence(model, loss, [step], 1, changes_weights=changes_weights))
         losses = [replay.run(0, [0], patches)[0].pieces[0].loss for patches in ((), (harmless,))]

@@ -10,7 +10,7 @@ from jaxddp.parity.catalogue import EDITS, FAULTS, TorchOptimizer
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.patch.candidates import candidates
 from jaxddp.parity.patch.homes import home_of
-from jaxddp.parity.patch.source import Source
+from jaxddp.parity.patch.source import FileText
 
 ADAM = TorchOptimizer("Adam", [{"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}])
 ADAMW = TorchOptimizer("AdamW", [{"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}])
@@ -244,7 +244,7 @@ def test_numbers_of_torch_code_that_jax_cannot_know_are_not_taken() -> None:
 
 
 def test_operations_keep_their_parentheses() -> None:
-    source = Source("y = 2 * f(x)\nz = 3 * (n // 2)\n")
+    source = FileText("y = 2 * f(x)\nz = 3 * (n // 2)\n")
     calls = [x for x in ast.walk(source.tree) if isinstance(x, ast.Call)]
     assert source.edited((calls[0], "a + b")) == "y = 2 * (a + b)\nz = 3 * (n // 2)\n"
     floors = [x for x in ast.walk(source.tree) if isinstance(x, ast.BinOp) and isinstance(x.op, ast.FloorDiv)]
