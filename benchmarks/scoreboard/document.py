@@ -150,7 +150,7 @@ def _uncatalogued(scores: Sequence[Score]) -> Iterator[str]:
         q = score.question
         rows.append([q.label, f"{q.scenario} {q.optimizer}", score.verdict, where, names])
     yield "## Faults outside the catalogue"
-    yield "These must be found and located, but not named."
+    yield "These must be found and located. Those that an edit of torch's calls explains have its words for a name."
     yield table(["fault", "scenario", "verdict", "where (stage, step, tensor, layer)", "names given"], rows)
 
 

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +24,8 @@ from jaxddp.parity.jax_side.micro_gradients import micro_records, program
 from jaxddp.parity.jax_side.optimizer_line import note_optimizers
 from jaxddp.parity.jax_side.recorded_runs import forced_records, free_records, starting_weights
 from jaxddp.parity.lazy_arrays import Arrays
+from jaxddp.parity.port import PortFile
+from jaxddp.parity.port.draws import DrawnSource
 from jaxddp.parity.processes import (
     STARTING,
     Child,
@@ -38,6 +40,8 @@ from jaxddp.parity.processes import (
 )
 from jaxddp.parity.records import Records, RecordWriter, is_large_model
 from jaxddp.parity.torch_side.pool import torch_records
+
+MOST_MAPS = 30_000  # memory maps of a process that keeps its programs for the next case
 
 
 class JaxJob(Protocol):
@@ -181,12 +185,30 @@ def serve(devices: int, platform: str | None, cluster: Cluster | None, connectio
             connection.send(("done", None))
         last = None
         while (job := connection.recv()) is not None:
-            case = job.case.with_dtype("float64")  # both dtypes and FindTwins make the model by the same programs
-            if case != last:
+            case = _unedited(job.case.with_dtype("float64"))  # both dtypes, FindTwins and patches share programs
+            if case != last or _maps() > MOST_MAPS:
                 jax.clear_caches()  # each program maps memory, and Linux limits a process to 65,530 maps
                 last = case
             with reported(connection, job.case.name), jax.default_matmul_precision("highest"):
                 connection.send(("done", job.run(telling(connection))))
+
+
+def _unedited(case: AnyCase) -> AnyCase:
+    """Return the case of the port's files as they are, if it is that of a patch: most of its programs are the same."""
+    source = getattr(case, "source", None)
+    if isinstance(source, PortFile):
+        return replace(case, source=replace(source, texts=()))  # type: ignore[type-var]
+    if isinstance(source, DrawnSource) and isinstance(source.source, PortFile):
+        return replace(case, source=replace(source, source=replace(source.source, texts=())))  # type: ignore[type-var]
+    return case
+
+
+def _maps() -> int:
+    """Count the memory maps of this process; 0 where there is no /proc."""
+    try:
+        return Path("/proc/self/maps").read_bytes().count(b"\n")
+    except OSError:
+        return 0
 
 
 def _gpus() -> int:

@@ -1,4 +1,4 @@
-"""Edits of how results of several calls are combined: factors of two products exchanged, another mean."""
+"""Edits of how results of several calls are combined: factors of two products exchanged."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,11 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site
-from jaxddp.parity.diagnosis.forward.edits import MOVERS
 
 SUMS = ("add", "sub")
-MEANS = ("div", "true_divide", "mean", "sum")  # calls that end a mean
-NEARBY = 8  # calls between a mean and its argument
 
 
 def exchanged(calls: Sequence[Call], index: int, names: Mapping[int, str]) -> Iterator[tuple[Call, Change]]:
@@ -55,30 +52,6 @@ def _with_exchanged(first: Site, second: Site, position: int) -> Answer:
         return proceed(call.but_at(0, products[0].run()).but_at(1, products[1].run()))
 
     return answer
-
-
-def other_means(calls: Sequence[Call], index: int, names: Mapping[int, str]) -> Iterator[tuple[Call, Change]]:
-    """Yield the mean of an earlier result in place of a quotient, as of all elements in place of those in a mask."""
-    call = calls[index]
-    if call.name not in MEANS or not isinstance(call.result, Tensor):
-        return
-    for earlier in calls[max(0, index - NEARBY) : index]:
-        x = earlier.result
-        if not isinstance(x, Tensor) or not x.requires_grad or earlier.name in MOVERS or x.ndim <= call.result.ndim:
-            continue
-        for axes in [tuple(range(x.ndim)), *((axis,) for axis in range(x.ndim) if x.ndim > 1)]:
-            if tuple(size for k, size in enumerate(x.shape) if k not in axes) != tuple(call.result.shape):
-                continue
-
-            def answer(
-                call: Call, proceed: Proceed, value: float, /, site: Site = earlier.site, axes: Any = axes
-            ) -> Any:
-                return call.earlier(site).mean(axes)
-
-            over = "" if len(axes) == x.ndim else f"axis {axes[0]}, "
-            over += f"all elements ({x.numel() // call.result.numel()} in number)"
-            what = f"the mean of {names.get(id(x), earlier.words)} over {over}, instead of {call.words}"
-            yield call, Change("other_function", what, answer, tier=4, needs=(earlier.site,))
 
 
 def _maker(calls: Sequence[Call], x: Any) -> Call | None:

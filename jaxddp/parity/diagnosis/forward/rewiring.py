@@ -11,7 +11,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site, tensors_in
-from jaxddp.parity.diagnosis.forward.combining import exchanged, other_means
+from jaxddp.parity.diagnosis.forward.combining import exchanged
 from jaxddp.parity.diagnosis.forward.composites import CELLS, GATES
 from jaxddp.parity.diagnosis.forward.edits import MOVERS, OPERANDS, orders_of
 
@@ -72,7 +72,6 @@ def edits_of_connections(
         yield from _moved(calls, index)
         yield from _elsewhere(calls, index, operands, names)
         yield from exchanged(calls, index, names)
-        yield from other_means(calls, index, names)
 
 
 def edits_of_gradients(call: Call, names: Mapping[int, str]) -> Iterator[Change]:

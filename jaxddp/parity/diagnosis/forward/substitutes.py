@@ -4,6 +4,7 @@ There are many of them, so only those are replayed that give what the port compu
 """
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Proceed
-from jaxddp.parity.diagnosis.forward.combining import MEANS
 from jaxddp.parity.diagnosis.forward.function_edits import families_of
 
 FAULT = "other_expression"
@@ -67,19 +67,21 @@ def _functions(call: Call, earlier: Call, name: str) -> Iterator[Change]:
 
 
 def _reductions(call: Call, earlier: Call, name: str) -> Iterator[Change]:
-    """Yield a reduction of an earlier result."""
-    shape = earlier.result.shape
-    for axis in range(len(shape)):
-        if (*shape[:axis], *shape[axis + 1 :]) == tuple(call.result.shape) and shape[axis] > 1:
-            for title, function in REDUCTIONS.items():
-                if title == "mean" and call.name in MEANS:  # see `combining.other_means`
-                    continue
-                what = f"the {title} of all elements of {name} along axis {axis}"
-                yield _change(what, call, earlier, partial(_along, function, axis), tier=4)
+    """Yield a reduction of an earlier result along an axis or all, as of all elements in place of those in a mask."""
+    shape = tuple(earlier.result.shape)
+    for axes in [(axis,) for axis in range(len(shape))] + [tuple(range(len(shape)))] * (len(shape) > 1):
+        kept = tuple(size for axis, size in enumerate(shape) if axis not in axes)
+        count = math.prod(shape) // max(1, math.prod(kept))
+        if kept != tuple(call.result.shape) or count < 2:
+            continue
+        over = f"axis {axes[0]}, " if kept else ""
+        for title, function in REDUCTIONS.items():
+            what = f"the {title} of {name} over {over}all elements ({count} in number)"
+            yield _change(what, call, earlier, partial(_along, function, axes), tier=4)
 
 
-def _along(function: Callable[..., Tensor], axis: int, x: Tensor) -> Tensor:
-    return function(x, axis)
+def _along(function: Callable[..., Tensor], axes: tuple[int, ...], x: Tensor) -> Tensor:
+    return function(x, axes)
 
 
 def _change(what: str, call: Call, earlier: Call, function: Callable[[Tensor], Tensor], tier: int = 3) -> Change:

@@ -1,10 +1,13 @@
-"""GPUs are counted without jax, to choose a platform when none is given."""
+"""The process of jax: GPUs are counted without jax, and programs kept where the next job needs them."""
 
 from pathlib import Path
 
 import pytest
 
-from jaxddp.parity.jax_side.child import _gpus
+from jaxddp.parity.cases import PortCase
+from jaxddp.parity.jax_side.child import _gpus, _unedited
+from jaxddp.parity.port import PortFile
+from jaxddp.parity.port.draws import DrawnSource
 
 
 @pytest.mark.parametrize(
@@ -25,3 +28,13 @@ def test_without_the_variable_the_drivers_gpus_are_counted(tmp_path: Path, monke
     assert _gpus() == 2
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not reach the driver.'\nexit 9\n")
     assert _gpus() == 0
+
+
+def test_a_patched_port_keeps_the_programs_of_the_port() -> None:
+    cases = []
+    for texts in ((), (("port.py", "other = 1"),)):
+        file = PortFile("port.py", texts=texts)
+        cases += [PortCase(file, 2), PortCase(DrawnSource(file, (), 0), 2)]
+    plain, drawn, patched, patched_and_drawn = cases
+    assert _unedited(patched) == _unedited(plain) == plain != patched
+    assert _unedited(patched_and_drawn) == _unedited(drawn) == drawn != plain
