@@ -74,9 +74,10 @@ def _reductions(call: Call, earlier: Call, name: str) -> Iterator[Change]:
         count = math.prod(shape) // max(1, math.prod(kept))
         if kept != tuple(call.result.shape) or count < 2:
             continue
-        over = f"axis {axes[0]}, " if kept else ""
+        over = f"all elements ({count} in number)"
+        over = f"axis {axes[0]}, {over}," if len(axes) < len(shape) else over
         for title, function in REDUCTIONS.items():
-            what = f"the {title} of {name} over {over}all elements ({count} in number)"
+            what = f"the {title} of {name} over {over}"
             yield _change(what, call, earlier, partial(_along, function, axes), tier=4)
 
 

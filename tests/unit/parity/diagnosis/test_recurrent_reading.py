@@ -73,8 +73,8 @@ CASES = {
     ),
     "mean of all elements": (
         Pieces(mean=lambda losses, valid: losses.mean()),
-        "other_function",
-        "the mean of the result of cross_entropy over all elements (42 in number), instead of div",
+        "other_expression",
+        "the mean of the result of cross_entropy over all elements (42 in number) in place of the result of div",
     ),
 }
 

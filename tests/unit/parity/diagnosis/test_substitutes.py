@@ -97,8 +97,8 @@ CASES = {
     "hidden": (Pieces(hidden=-5.0), "number", "the scores that attn_mask hides are -5, the reference has -inf"),
     "no mask": (
         Pieces(pooled=lambda x, valid: x.mean(1)),
-        "other_function",
-        "the mean of the result of add over axis 1, all elements (6 in number), instead of div",
+        "other_expression",
+        "the mean of the result of add over axis 1, all elements (6 in number), in place of the result of div",
     ),
     "length": (
         Pieces(pooled=lambda x, valid: (x * valid[..., None]).sum(1) / valid.shape[1]),
