@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
 from jaxddp.parity.diagnosis.forward.candidates import LEFT_OUT, PLAIN, candidates
-from jaxddp.parity.diagnosis.forward.fault_search import find_faults
+from jaxddp.parity.diagnosis.forward.fault_search import Explanation, confirm, find_faults
 from jaxddp.parity.diagnosis.forward.fit import IMPOSSIBLE, Item, Stages, Subject
 from jaxddp.parity.diagnosis.forward.reading import Parting, Reading, last_lines, lines_of, parting, program_of
 from jaxddp.parity.operations import Lines
@@ -172,8 +172,18 @@ class ReadingSearch:
             ruling, named = find_faults(subject, batch, probe, self.floor, PER_FAULT * BATCH, pairs=False)
             loose = all(set(one.faults) <= LOOSE for one in ruling.named)
             if ruling.named and not (loose and len(ruling.named) > 1):
-                return replace(ruling, named=tuple(_joined(known, ruling.named))), (*known, *named)
+                needed = self._without_idle(known, named)
+                return replace(ruling, named=tuple(_joined(needed, ruling.named))), (*needed, *named)
         return None
+
+    def _without_idle(self, known: tuple[CallEdit, ...], named: tuple[Item, ...]) -> tuple[CallEdit, ...]:
+        """Drop known faults that the named ones do not need, as where a later edit of the same call hides one."""
+        for idle in known:
+            rest = tuple(one for one in known if one is not idle)
+            explanations, _ = confirm(self.subject, [Explanation((), (*rest, *named), 0.0)], self.floor)
+            if explanations[0].residual <= self.floor:
+                return self._without_idle(rest, named)
+        return known
 
 
 @dataclass(frozen=True)
