@@ -221,6 +221,13 @@ class CallEdit(Item):
             return self.change.stale and other.change.stale
         return self.change.fault == other.change.fault and bool(self.sites & other.sites)
 
+    def is_wider(self, other: object) -> bool:
+        """Return whether this is the other edit at more calls; a fault of the catalogue is likely at all of them."""
+        if not (isinstance(other, CallEdit) and self.change.tier):
+            return False
+        same = (self.change.fault, self.change.group) == (other.change.fault, other.change.group)
+        return same and self.sites > other.sites
+
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in nested arguments or results."""

@@ -99,10 +99,10 @@ def _changes(
     names: Mapping[int, str],
 ) -> Iterator[tuple[Call, Change]]:
     """Yield edits of the calls that part, and of others, which are tried only if they fit."""
-    every = dict.fromkeys((*here, *again, *before))
+    every = sorted({*here, *again, *before})
     changes = [(calls[k], change) for k in every for change in edits_of_arguments(calls[k], names)]
     changes += [(calls[k], one) for k in here for one in numbers_together(calls[k], parted.numbers[:MOST_PLAIN])]
-    changes += edits_of_connections(calls, [*here, *again], parted.primitives, names)
+    changes += edits_of_connections(calls, sorted({*here, *again}), parted.primitives, names)
     changes += chains_left_out(calls, parted.of_torch, names)
     yield from ((call, change) for call, change in changes if not is_update(call))
     yield from updates_too_late(calls)

@@ -237,9 +237,12 @@ def _explained(explanations: Sequence[Explanation], floor: float) -> bool:
 def _plainest(explanations: Sequence[Explanation], floor: float) -> list[Explanation]:
     """Drop the explanations with more faults than the plainest one, or as many of a higher tier, or more fitted values.
 
-    Explanations that leave more than the floor stay.
+    So is an edit dropped that another makes at fewer calls. Explanations that leave more than the floor stay.
     """
     explaining = [e for e in explanations if e.residual <= floor and e.plausible]
+    singles = [e.items[0] for e in explaining if len(e.items) == 1]
+    wider = {item for item in singles if any(item.is_wider(other) for other in singles)}
+    explaining = [e for e in explaining if wider.isdisjoint(e.items)]
     fewest = min((e.rank for e in explaining), default=None)
     plainest = {e.hypothesis.says: e for e in explaining if e.rank == fewest}
     return [*plainest.values()] + [e for e in explanations if e.residual > floor]

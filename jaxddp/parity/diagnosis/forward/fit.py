@@ -41,6 +41,10 @@ class Item(ABC):
     def excludes(self, other: object) -> bool:
         """Return whether the two cannot be planted together."""
 
+    def is_wider(self, other: object) -> bool:
+        """Return whether this is the other fault in more places, of which the further ones may make no difference."""
+        return False
+
     @property
     def reference(self) -> float | None:
         """Value that changes nothing; None: there is nothing to fit."""
