@@ -55,7 +55,7 @@ def _edits(source: FileText, line: int, cause: Cause, torch: tuple[str, int] | N
     said = [one for says in cause.says for one in values_of(says)]
     for one in said:
         if one.is_factor:
-            yield from _of_factor(source, near, one)
+            yield from _of_factor(source, near[:FIRST], one)
             continue
         for statement in near[:FIRST]:
             yield from edits.numbers(source, statement, one.port, one.torch)
@@ -63,12 +63,17 @@ def _edits(source: FileText, line: int, cause: Cause, torch: tuple[str, int] | N
         yield from _of_options(source, near, one)
         for statement in near:
             yield from edits.numbers(source, statement, one.port, one.torch)
+        every = [edit for x in source.statements for edit in edits.numbers(source, x, one.port, one.torch)]
+        if len(every) > 1 and not _overlap(every):
+            yield every
     yield from _of_names(source, near[:FIRST], cause)
     yield from _of_fixes(source, near, cause)
     if any(map(is_of_optimizer, cause.names)) or makes_optimizer(near[0]):
         yield from optimizer_edits(source, near, cause, mirror.torch if mirror is not None else None)
     elif mirror is not None and torch is not None:
         yield from mirror.edits(line, torch[1])
+    for one in said:
+        yield from _of_factor(source, near, one) if one.is_factor else ()
     yield from _of_names(source, near[:NEAR], cause)
     if mirror is not None:
         yield from mirror.of_constants()

@@ -284,3 +284,17 @@ def test_any_cause_at_any_line_has_candidates_that_are_python() -> None:
         line, other = (1 + 17 * number % (of.count("\n") + 2) for of in (text, twin))
         for one in islice(candidates(text, line, found, (twin, other)), 40):
             ast.parse(one)
+
+
+def test_a_number_is_edited_in_all_statements_together() -> None:
+    text = "def f(x):\n    y = {0} * x\n    return {0} * y\n"
+    says = "x times 0.95 instead of 0.99, and x times 0.855 instead of 0.891"
+    assert text.format(0.99) in made(text.format(0.95), 2, cause("number", says))
+
+
+def test_the_factor_that_the_quoted_line_of_torch_has_comes_before_edits_of_other_lines() -> None:
+    others = "".join(f"    x{k} = 0.3 * x + {k}\n" for k in range(1, 40))
+    text = f"def f(x):\n{others}    return x + {{}}x1 - 0.01 * x2\n"
+    torch = text.format("0.5 * "), 41
+    found = candidates(text.format(""), 41, cause("auxiliary_loss_scaled", "times 2, the reference has 1"), torch)
+    assert text.format("0.5 * ") in islice(found, 20)
