@@ -66,6 +66,9 @@ def _edits(source: FileText, line: int, cause: Cause, torch: tuple[str, int] | N
         every = [edit for x in source.statements for edit in edits.numbers(source, x, one.port, one.torch)]
         if len(every) > 1 and not _overlap(every):
             yield every
+    together = [x for one in said for x in edits.numbers(source, near[0], one.port, one.torch)]
+    if len(said) > 1 and together and not _overlap(together):
+        yield together
     yield from _of_names(source, near[:FIRST], cause)
     yield from _of_fixes(source, near, cause)
     if any(map(is_of_optimizer, cause.names)) or makes_optimizer(near[0]):

@@ -13,7 +13,7 @@ PAIRS = (
     re.compile(rf"(?P<what>.*?)(?P<port>(?<![\w.])(?:{NUMBER}))[^,;]*, the reference has (?P<torch>{NUMBER})"),
     re.compile(rf"(?P<what>.*?) ?(?P<port>{VALUE})(?: \(zeros\))? instead of (?P<torch>{VALUE})"),
 )
-FACTOR = re.compile(rf"times ({NUMBER})(?:,.*)?$")
+FACTOR = re.compile(rf"times ({NUMBER})(?:, (?!the reference has).*|, the reference has 1)?$")
 OPTION = re.compile(r"(\w+)'s (\w+) $|(\w+) (eps|momentum) $")
 DENOMINATOR = 1000  # largest one of a fraction that is written as one
 LONG = 9  # digits of a number that is no decimal fraction, but a rounded fraction or root
@@ -41,18 +41,19 @@ def values_of(says: str) -> Iterator[Said]:
 
     >>> [*values_of("leaky_relu's negative_slope 0.01, the reference has 0.2")]
     [Said(port='0.01', torch='0.2', call='leaky_relu', option='negative_slope', is_factor=False)]
-    >>> [*values_of("sigmoid instead of silu")]
-    [Said(port='sigmoid', torch='silu', call='', option='', is_factor=False)]
+    >>> [one.torch for one in values_of("sigmoid instead of silu, and alpha 0.2 instead of 0.1")]
+    ['silu', '0.1']
     """
     if found := FACTOR.search(says):
         yield Said(found[1], "1", is_factor=True)
         return
-    for pattern in PAIRS:
-        if found := pattern.search(says):
-            named = OPTION.search(found["what"].rstrip() + " ")
-            call, option = (named[1] or named[3], named[2] or named[4]) if named else ("", "")
-            yield Said(found["port"], _exactly(found["torch"]), call, option)
-            return
+    for part in says.split(", and "):
+        for pattern in PAIRS:
+            if found := pattern.search(re.sub(r"argument \d+ ", "argument ", part)):
+                named = OPTION.search(found["what"].rstrip() + " ")
+                call, option = (named[1] or named[3], named[2] or named[4]) if named else ("", "")
+                yield Said(found["port"], _exactly(found["torch"]), call, option)
+                break
 
 
 def _exactly(number: str) -> str:
