@@ -135,7 +135,7 @@ def function(source: FileText, statement: ast.stmt, port: str, torch: str) -> It
     """Yield the reference's function in place of the port's."""
     for one in expressions(statement):
         if last_name(one) == port and _is_loaded(one):
-            base = source.segment(one.value) + "." if isinstance(one, ast.Attribute) else ""
+            base = source.segment(one).removesuffix(port) if isinstance(one, ast.Attribute) else ""
             yield one, f"{base}{torch}"
 
 

@@ -59,6 +59,7 @@ OF_A_LINE = [
     ("loss_scale", "a sum over the batch, the reference takes the mean", "losses.sum()", "losses.mean()"),
     ("loss_scale", "loss and gradients times 0.5", "0.25 * x.mean()", "0.5 * x.mean()"),
     ("loss_scale", "loss and gradients times 0.5", "0.5 * x.mean()", "x.mean()"),
+    ("other_function", "mean instead of sum", "(a - b).mean(axis=-1)", "(a - b).sum(axis=-1)"),
     ("no_sync", "not averaged", "update(x, a)", "update(jax.lax.pmean(x, 'replica'), a)"),
     ("sum_not_mean", "summed", 'jax.lax.psum(g, "replica")', 'jax.lax.pmean(g, "replica")'),
 ]
