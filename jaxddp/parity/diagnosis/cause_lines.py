@@ -61,7 +61,7 @@ def with_function_lines(
         ruling: the ruling; None: there was no search.
         functions: one of the constants above.
     """
-    if ruling is not None and all(line != Lines() for line in ruling.lines) and ruling.lines:
+    if ruling is not None and ruling.lines and all(line != Lines() for line in ruling.lines):
         return ruling
     names = tuple(name for of_side in functions for name in of_side)
     job, unseen = PortLines(evidence.case, evidence.start, names), list[Problem]()

@@ -237,7 +237,7 @@ def _explained(explanations: Sequence[Explanation], floor: float) -> bool:
 def _plainest(explanations: Sequence[Explanation], floor: float) -> list[Explanation]:
     """Drop the explanations with more faults than the plainest one, or as many of a higher tier, or more fitted values.
 
-    So is an edit dropped that another makes at fewer calls. Explanations that leave more than the floor stay.
+    An edit that another one makes at fewer calls is dropped, too. Explanations that leave more than the floor stay.
     """
     explaining = [e for e in explanations if e.residual <= floor and e.plausible]
     singles = [e.items[0] for e in explaining if len(e.items) == 1]

@@ -1,4 +1,4 @@
-"""The process of jax: GPUs are counted without jax, and programs kept where the next job needs them."""
+"""Count GPUs without jax, and keep compiled programs where the next job needs them."""
 
 from pathlib import Path
 
