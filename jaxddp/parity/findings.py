@@ -54,6 +54,24 @@ class Quote:
         index = self.line - self.first
         return self.text[index].strip() if index < len(self.text) else ""
 
+    @property
+    def statement(self) -> str:
+        """Return the line with those after it that its brackets span, as far as they are known.
+
+        >>> Quote("port.py", 1, 1, ("tx = optax.chain(", "    optax.trace(0.9),", "    optax.scale(-1)", ")")).statement
+        'tx = optax.chain(optax.trace(0.9), optax.scale(-1))'
+        """
+        code = self.itself
+        for line in self.text[self.line - self.first + 1 :]:
+            if _open_brackets(code) <= 0:
+                return code
+            code += f"{'' if code.endswith(('(', '[', '{')) or line.strip()[:1] in tuple(')]}') else ' '}{line.strip()}"
+        return f"{code} ..." if _open_brackets(code) > 0 else code
+
+
+def _open_brackets(code: str) -> int:
+    return sum(x in "([{" for x in code) - sum(x in ")]}" for x in code)
+
 
 @dataclass(frozen=True)
 class Patch:
@@ -83,7 +101,7 @@ class Cause:
         says: one line per name, with values ("weight decay 0.0001, the reference has 0.01").
         fixes: one line per name: what the port should do instead.
         residual: the residual that the cause leaves unexplained.
-        runner_up: the next best explanation and the residual that it leaves; None if there is no other.
+        runner_up: the next best explanation and the residual that it leaves; None: there is no other.
         measured: what shows the cause, if it was not planted in the reference and replayed.
         jax, torch: the line of each side; None: unknown.
     """

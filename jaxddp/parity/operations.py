@@ -6,6 +6,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -45,6 +46,11 @@ def line_of_user(frames: Iterable[tuple[str, int]]) -> SourceLine | None:
     return next((SourceLine(path, number) for path, number in frames if is_of_user(path)), None)
 
 
+def lines_of_user(frames: Iterable[tuple[str, int]]) -> tuple[SourceLine, ...]:
+    """Return all that are in a user's file, the innermost first; see `line_of_user`."""
+    return tuple(SourceLine(path, number) for path, number in frames if is_of_user(path))
+
+
 def calling_lines() -> Iterator[tuple[str, int]]:
     """Yield path and line number of each function on the call stack, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
@@ -63,6 +69,7 @@ def library_function() -> str:
     return "" if name.startswith(("_", "<", "wrap")) else name  # wrapped, wrapper: a decorator's
 
 
+@cache
 def is_of_user(path: str) -> bool:
     """Return whether a file is a user's.
 
@@ -86,12 +93,19 @@ class Lines(NamedTuple):
     torch: SourceLine | None = None
 
 
+class OptimizerLines(NamedTuple):
+    """Lines of one side at which an optimizer and its schedule are made; None: unknown, or there is no schedule."""
+
+    optimizer: SourceLine | None = None
+    schedule: SourceLine | None = None
+
+
 class Moments(NamedTuple):
     """Statistics of an array that do not depend on the order of its values, which differs between the frameworks.
 
     Attributes:
         size: number of values.
-        finite: number of finite values, of which the others are computed.
+        finite: number of finite values; the other moments are theirs.
         total, absolute, squares: sums of x, |x| and x^2.
         least, largest: the smallest and the largest value; 0 for an empty array.
     """
@@ -147,6 +161,7 @@ class Operation:
         numbers: numbers that the program gives it.
         line: the user's line; None: unknown.
         results: moments of its results.
+        callers: the user's lines that call the function of `line`, the innermost first.
     """
 
     name: str
@@ -154,6 +169,7 @@ class Operation:
     numbers: tuple[float, ...]
     line: SourceLine | None
     results: tuple[Moments, ...]
+    callers: tuple[SourceLine, ...] = ()
 
 
 Operations = tuple[Operation, ...]
@@ -205,6 +221,18 @@ def origins(program: Operations, region: Iterable[int]) -> list[int]:
     """Return the operations of a region that have no input from it: there the programs part."""
     inside = set(region)
     return sorted(index for index in inside if not inside.intersection(program[index].inputs))
+
+
+def needed_by(program: Operations, ends: Iterable[int] = (-1,)) -> list[int]:
+    """Return the indices of some operations, the last by default, and of all on which they depend, in order.
+
+    >>> needed_by(tuple(Operation("add", inputs, (), None, ()) for inputs in ((), (), (0,))))
+    [0, 2]
+    """
+    found = {end % len(program) for end in ends} if program else set()
+    for k in range(len(program) - 1, -1, -1):
+        found |= {*program[k].inputs} if k in found else set()
+    return sorted(found)
 
 
 def readings(number: float) -> list[float]:

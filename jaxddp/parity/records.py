@@ -174,9 +174,13 @@ class Records(Lazy[StoredRecord]):
     """
 
     def __init__(self, folders: Sequence[Path], stacked: Sequence[str] = (), owner: Any = None):
-        self._folders, self._owner = folders, owner
+        self._folders, self._stacked, self._owner = folders, stacked, owner
         self._complete = 0
         super().__init__(self._written, lambda index: StoredRecord(self._files(index), stacked))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the folders alone: the process that has the owner keeps them."""
+        return Records, (self._folders, self._stacked)
 
     def _written(self) -> int:
         """Return the number of steps that every process has written."""

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -244,4 +245,8 @@ def memory_in_words(elements: int, world_size: int, shares: bool = True) -> str:
 def _first(records: Records, steps: int | None) -> Lazy[StoredRecord]:
     if steps is None:
         return records
-    return Lazy(lambda: min(steps, len(records)), lambda index: records[index])
+    return Lazy(partial(_length, records, steps), records.__getitem__)  # without a lambda: a rank is sent it
+
+
+def _length(records: Records, most: int) -> int:
+    return min(most, len(records))

@@ -228,6 +228,7 @@ WRONG = {
     "decay": ([WRONG_DECAY], "", "update", 1, "decay_value", DECAY),
     "rate": ([FALLING_ADAMW], FALLING, "update", 1, "decay_value", DECAY),
     "clipping": ([CLIPS_BY_ITSELF], CLIPPED, "update", 1, "clip_epsilon", "divides by the norm"),
+    "no mean": ([], step(("jax.lax.pmean", "(lambda x, _: x)")), "gradients", 1, "no_sync", "keeps its own gradient"),
     "psum in the step": ([], step(SUM), "gradients", 1, "sum_not_mean", "times 2"),
     "sum, hidden": ([], step(SUM, SHOWS_MEAN_ONLY), "gradients", 1, "sum_not_mean", "times 2"),
     "mean of means": (WEIGHTED, GLOBAL + step(), "local_gradients", 1, "mean_per_rank", "each rank's"),
@@ -255,13 +256,15 @@ WRONG = {
 OPTIMIZERS = "flax_optimizer = ", "def torch_optimizer("
 LOSSES = "cross_entropy(model(batch", "F.cross_entropy(model(batch"
 LINES = {
-    **dict.fromkeys(("decay", "rate", "clipping", "restore", "first update of 0"), OPTIMIZERS),
+    **dict.fromkeys(("decay", "rate", "restore"), OPTIMIZERS),
+    "clipping": (OPTIMIZERS[0], "torch_clip_grad_norm = "),
+    "first update of 0": ("flax_optimizer = ", "lr_scheduler.LambdaLR("),
     **dict.fromkeys(("pmean", "sum", "sum of tokens", "psum"), LOSSES),
     **dict.fromkeys(("psum in the step", "sum, hidden"), ("jax.lax.psum(", "")),
-    **dict.fromkeys(("mean of means", "sum in the step"), ("def flax_step(", "")),
+    **dict.fromkeys(("mean of means", "sum in the step", "no mean"), ("def flax_step(", "")),
     "start": ("def flax_start(", ""),
     "attention": ("approximate=True", "F.gelu("),
-    "running mean": ("nnx.tanh(self.bn(", "torch.tanh(self.bn("),
+    "running mean": ("self.bn = BatchNorm(", "self.bn = torch.nn.BatchNorm1d("),
     "same shard": ("def flax_batch(", "def torch_batch("),
 }
 # What shows a cause that is not planted in the reference.
@@ -280,6 +283,7 @@ def test_what_is_wrong_is_named_with_its_lines(fault: str, checked: Checked) -> 
     (found,) = report.differences
     assert (found.stage, found.step) == (stage, first_step), report
     assert found.cause is not None and name in found.cause.names, report
+    assert fault != "no mean" or found.cause.names == (name,)  # its step has no collective that a loss could hold
     assert says in found.cause.says[found.cause.names.index(name)]
     for quote, text in zip((found.cause.jax, found.cause.torch), LINES[fault], strict=True):
         assert (quote is None) if not text else (quote is not None and text in quote.text[quote.line - quote.first])

@@ -14,6 +14,7 @@ from jaxddp.parity import records
 from jaxddp.parity.__main__ import run
 from jaxddp.parity.cases import builtin_cases
 from jaxddp.parity.diagnosis import differences
+from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.progress import CAUSES, Progress
 from jaxddp.parity.report.json_form import from_json, to_json
 from tests.support.small_port import RENAMED, own_optimizers, write
@@ -75,7 +76,9 @@ def test_a_signal_in_a_search_ends_it_and_the_report_is_printed(
     capsys: pytest.CaptureFixture[str],
     request: pytest.FixtureRequest,
 ) -> None:
-    monkeypatch.setattr(differences, "explain_update", lambda evidence: os.kill(os.getpid(), number))
+    monkeypatch.setattr(
+        InterruptibleSearches, "on_rank", lambda self, *_: self.run(lambda: os.kill(os.getpid(), number))
+    )
     before = signal.getsignal(signal.SIGTERM)
     ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests without one
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, ctrl_c))

@@ -43,12 +43,12 @@ QUICK = [
 PAIRED = [pytest.param(*pair, marks=or_large(pair in QUICK), id="+".join(pair[1:])) for pair in PAIRS]
 
 
-def score_of(workers: Workers, scenario: Scenario, *labels: str) -> Score:
+def score_of(workers: Workers, scenario: Scenario, *labels: str, count_steps: bool = False) -> Score:
     """Check the scenario's port with faults, and score the result."""
     accepted = tuple(frozenset({fault_of(label), *PLANTED[label].also}) for label in labels if label in PLANTED)
     port = PlantedPort(scenario, labels)
     numbers = scenario.world_size, scenario.steps
-    return score(Question(port, "", scenario.name, scenario.optimizer, *numbers, accepted), workers, count_steps=False)
+    return score(Question(port, "", scenario.name, scenario.optimizer, *numbers, accepted), workers, count_steps)
 
 
 def test_every_fault_of_the_catalogue_is_planted() -> None:
@@ -82,6 +82,10 @@ OWN_STEP = ("stale_parameters", "mean_per_rank", "mean_per_micro_batch", "global
 def test_two_faults_are_both_named(scenario: Scenario, one: str, other: str, workers: Workers) -> None:
     result = score_of(workers, scenario, one, other)
     assert result.found and result.named, result
+
+
+def test_the_steps_that_a_name_needs_are_counted(workers: Workers) -> None:
+    assert score_of(workers, Scenario("mlp", "sgd"), "betas/momentum", count_steps=True).steps == 1
 
 
 @pytest.mark.one_in(34)

@@ -59,3 +59,32 @@ def a_step_late(lr: float) -> Transformation:
     return optax.GradientTransformation(
         zeros, lambda g, before, params=None: ({n: -lr * b for n, b in before.items()}, g)
     )
+
+
+def asgd(lr: float, lambd: float, alpha: float = 0.75) -> Transformation:
+    """Return torch's ASGD, with the rate of each step in the dtype of the parameters."""
+
+    def update(gradients: Tree, step: jax.Array, params: Tree) -> tuple[Tree, jax.Array]:
+        eta = lr / (1 + lambd * lr * step) ** alpha
+        return {name: -eta * (lambd * params[name] + g) for name, g in gradients.items()}, step + 1
+
+    return optax.GradientTransformation(lambda params: jnp.zeros(()), update)
+
+
+def nadam(lr: float) -> Transformation:
+    """Return torch's NAdam, with its product of momenta in the dtype of the parameters."""
+
+    def update(gradients: Tree, state: Any, params: Any = None) -> tuple[Tree, Any]:
+        step, product, means, squares = state
+        now, later = (0.9 * (1 - 0.5 * 0.96 ** (0.004 * (step + ahead))) for ahead in (1, 2))
+        product = product * now
+        means = {name: 0.9 * means[name] + 0.1 * g for name, g in gradients.items()}
+        squares = {name: 0.999 * squares[name] + 0.001 * g * g for name, g in gradients.items()}
+        root = {name: jnp.sqrt(s / (1 - 0.999 ** (step + 1))) + 1e-8 for name, s in squares.items()}
+        ahead = {
+            name: g * (1 - now) / (1 - product) + means[name] * later / (1 - product * later)
+            for name, g in gradients.items()
+        }
+        return {name: -lr * x / root[name] for name, x in ahead.items()}, (step + 1, product, means, squares)
+
+    return optax.GradientTransformation(lambda params: (jnp.zeros(()), jnp.ones(()), *[zeros(params)] * 2), update)

@@ -10,8 +10,17 @@ import numpy as np
 import optax
 import pytest
 from jax import numpy as jnp
-from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, LinearLR, PolynomialLR, StepLR
+from torch.optim import ASGD, SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    MultiStepLR,
+    OneCycleLR,
+    PolynomialLR,
+    StepLR,
+)
 
 from jaxddp import optim
 from jaxddp.parity.catalogue import EDITS, FAULTS
@@ -22,8 +31,10 @@ from tests.support.faulty_optax import (
     Transformation,
     a_step_late,
     all_but,
+    asgd,
     decay_towards_start,
     l2,
+    nadam,
     stale,
     then,
     uncorrected_adam,
@@ -45,6 +56,8 @@ def peaked(lr: float, warm: int, least: float, numpy: Any = jnp) -> Callable[[An
 
 
 PEAKED = partial(LambdaLR, lr_lambda=lambda t: float(peaked(1.0, 2, 0.1, np)(t)))
+MILESTONE = partial(MultiStepLR, milestones=[2], gamma=0.1)
+ONE_CYCLE = partial(OneCycleLR, max_lr=0.1, total_steps=40, cycle_momentum=False)  # which rises from 0.004 in 11 steps
 LINE = partial(PolynomialLR, total_iters=20, power=1.0)
 
 
@@ -58,6 +71,11 @@ def warm(lr: float) -> Callable[[Any], Any]:
 
 def rising(lr: float, first: float, steps: int) -> Callable[[Any], Any]:
     return lambda count: first + (lr - first) * jnp.minimum(count, steps) / steps
+
+
+def wave(peak: float, steps: int) -> Callable[[Any], Any]:
+    """Rise to the peak in half a wave of a cosine, as OneCycleLR does."""
+    return lambda count: peak * (1 - 0.96 * (1 + jnp.cos(jnp.pi * count / steps)) / 2)
 
 
 def shifted(schedule: Callable[[Any], Any], by: int) -> Callable[[Any], Any]:
@@ -207,15 +225,17 @@ SINGLES = [
         scheduler=COSINE,
     ),
     planted("eps_value+betas", adam, optax.adam(1e-3, b2=0.98, eps=1e-6), "beta2 0.98"),
-    planted("clip_norm", momentum, clipped(0.02), "clipped at norm 0.02, the reference at 0.01", max_norm=0.01),
-    planted("clip_norm", momentum, clipped(2.0), "clipped at norm 2, the reference at 1.9", max_norm=1.9),
+    planted(
+        "clip_norm", momentum, clipped(0.02), "clipped at norm 0.02, the reference clips at norm 0.01", max_norm=0.01
+    ),
+    planted("clip_norm", momentum, clipped(2.0), "clipped at norm 2, the reference clips at norm 1.9", max_norm=1.9),
     planted("clip_norm", momentum, clipped(0.5, 0.0), "clipped at norm 0.5, the reference does not clip"),
     planted("clip_missing", momentum, optax.sgd(0.1, 0.9), max_norm=1.9),
     planted("clip_epsilon", momentum, clipped(1.9, 0.0), max_norm=1.9),
     planted("clip_norm_local", momentum, clipped(1.9, times=2.0), "by a norm times 2, with 4 replicas", max_norm=1.9),
     planted("clip_by_value", momentum, optax.chain(optax.clip(0.1), optax.sgd(0.1, 0.9)), "at 0.1, the reference does"),
     planted(
-        "clip_by_value", adam, optax.chain(optax.clip(0.1), optax.adam(1e-3)), "reference clips by norm", max_norm=1.9
+        "clip_by_value", adam, optax.chain(optax.clip(0.1), optax.adam(1e-3)), "reference clips at norm", max_norm=1.9
     ),
     planted("nesterov", decayed, l2(1e-3, optax.sgd(0.1, 0.9, nesterov=True)), "in the port only"),
     planted("nesterov", partial(momentum, nesterov=True), optax.sgd(0.1, 0.9), "in the reference only"),
@@ -259,6 +279,17 @@ SINGLES = [
     planted("warmup_start", sgd, optax.sgd(rising(0.1, 0.025, 8)), "takes 8 steps, the reference's 4", scheduler=WARM),
     planted(
         "warmup_start", adam, optax.adam(peaked(1e-3, 5, 0.1)), "takes 5 steps, the reference's 2", scheduler=PEAKED
+    ),
+    planted("lr_off_by_one", sgd, optax.sgd(optax.piecewise_constant_schedule(0.1, {3: 0.1})), scheduler=MILESTONE),
+    planted("rate_rounded", partial(NAdam, lr=1e-3), nadam(1e-3), "torch keeps mu_product of its state in float32"),
+    planted(
+        "rate_rounded",
+        partial(ASGD, lr=0.1, lambd=0.01),
+        asgd(0.1, 0.01),
+        "keeps eta and mu of its state in float32",
+    ),
+    planted(
+        "warmup_start", momentum, optax.sgd(wave(0.1, 12), 0.9), "12 steps, the reference's 11", scheduler=ONE_CYCLE
     ),
     planted(
         "schedule", adam, optax.adam(peaked(1e-3, 2, 0.0)), "falls to 0, the reference's to 0.0001", scheduler=PEAKED

@@ -119,6 +119,7 @@ PARITY_ORDER = [
     ["lazy_arrays"],
     ["stored_tensors"],
     ["port", "records", "excerpts", "fingerprints", "catalogue", "environment", "family", "stopping", "operations"],
+    ["user_code"],
     ["processes", "case_interface", "findings", "convert", "progress"],
     ["torch_side", "compare", "report"],
     ["jax_side", "recorder"],

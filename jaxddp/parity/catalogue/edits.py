@@ -27,12 +27,21 @@ EDITS: dict[str, Fault] = {
         "the gradient passes where the reference stops it",
         "stop the gradient as torch's detach() or no_grad() does: jax.lax.stop_gradient(x)",
     ),
+    "micro_batches_lost": Fault(
+        "the gradients of some micro-batches are lost",
+        "add the gradients of all micro-batches up before the mean: total = jax.tree.map(jnp.add, total, gradients)",
+    ),
     "addend": Fault("the port adds a number", "add what the reference adds"),
     "factor": Fault("a result or its gradient has another factor", "give it the factor that the reference has"),
     "schedule": Fault(
         "the learning rate follows another schedule",
         "return torch's rate for update t, counted from 0 over the whole run: optax.cosine_decay_schedule(lr, T_max, "
         "alpha=eta_min / lr) for CosineAnnealingLR, with t in steps if torch calls scheduler.step() after each step",
+    ),
+    "rate_rounded": Fault(
+        "the learning rate is computed in float32 on one side, or a part of it",
+        "compute the rate from Python's numbers, in float64, as torch's schedulers do; torch's ASGD and "
+        "NAdam keep a number in float32, as jaxddp.optim's do; or accept the difference: it is the rounding of a rate",
     ),
     "rounded_to_16_bits": Fault(
         "values are rounded to 16 bits where the reference keeps 32",

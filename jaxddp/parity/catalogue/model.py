@@ -1,9 +1,12 @@
 """Faults of the model and its loss."""
 
+import re
+
 from jaxddp.parity.catalogue.fault import Fault, Known
 
 UPDATES = "though it updates them"  # for BatchNorm in training mode that normalises by its running statistics
 BY_BATCH = "BatchNorm by the batch's statistics, as in training"  # for a port whose reference is in eval()
+UNDER_ROOT = "under a root, eps"  # for a normalisation that is written by hand
 BY_ERF = "GELU by erf"  # for a port whose reference uses the tanh approximation
 
 
@@ -19,6 +22,16 @@ def _batch_norm(known: Known) -> str:
 
 def _gelu(known: Known) -> str:
     return "use jax.nn.gelu(x, approximate=True), as the reference does" if known.says.startswith(BY_ERF) else ""
+
+
+def _ignored(known: Known) -> str:
+    found = re.match(r"labels of (-?\d+) ", known.says)
+    return FAULTS["ignore_index"].fix.replace("-100", found[1]) if found else ""
+
+
+def _epsilon(known: Known) -> str:
+    by_hand = known.says.startswith(UNDER_ROOT)
+    return "add the reference's eps under the root: x / jnp.sqrt(variance + eps)" if by_hand else ""
 
 
 FAULTS: dict[str, Fault] = {
@@ -59,6 +72,7 @@ FAULTS: dict[str, Fault] = {
     "norm_epsilon": Fault(
         "the epsilon of a normalisation layer differs; LayerNorm's defaults are 1e-5 in torch and 1e-6 in flax",
         "set epsilon to the reference's eps: nnx.LayerNorm(features, epsilon=1e-5) for torch.nn.LayerNorm's default",
+        fix_of=_epsilon,
     ),
     "same_padding": Fault(
         "'SAME' padding at stride 2 differs from symmetric padding",
@@ -77,6 +91,7 @@ FAULTS: dict[str, Fault] = {
         "labels that should be ignored count in the mean",
         "divide by the number of labels that are not ignored: jnp.where(labels != -100, losses, 0).sum() / "
         "(labels != -100).sum()",
+        fix_of=_ignored,
     ),
     "padding_idx": Fault(
         "the embedding's padding row gets a gradient",

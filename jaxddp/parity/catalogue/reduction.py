@@ -67,8 +67,8 @@ FAULTS: dict[str, Fault] = {
     "auxiliary_loss_scaled": Fault(
         "a term of the loss has another factor, or the factor that normalises the token loss is applied to an "
         "auxiliary loss too",
-        "give each term of the loss the factor that it has in the reference; one that normalises the token loss is not "
-        "the auxiliary loss's: token_loss * factor + auxiliary_loss",
+        "give each term of the loss the factor that it has in the reference: the port's, divided by the number that "
+        "is said; one that normalises the token loss is not the auxiliary loss's: token_loss * factor + auxiliary_loss",
         "huggingface/transformers#48706",
     ),
     "clipped_before_mean": Fault(
@@ -83,7 +83,7 @@ FAULTS: dict[str, Fault] = {
         "pytorch/pytorch#170862",
     ),
     "clip_norm": Fault(
-        "clipping starts at another norm than in the reference, or only one side clips",
+        "clipping starts at another norm than in the reference, or at each tensor's own, or only one side clips",
         "give both sides the same max_norm: clip_grad_norm = max_norm in the port file, or "
         "optax.stateless(lambda g, _: jaxddp.optim.clip_by_global_norm(g, max_norm)[0]) in the chain; if the "
         "reference does not clip, do not clip in the port",
@@ -100,9 +100,10 @@ FAULTS: dict[str, Fault] = {
         "optax.clip_by_global_norm, or accept a relative difference of 1e-6/|g|",
     ),
     "clip_missing": Fault(
-        "gradients are not clipped; the reference clips them",
+        "gradients are not clipped where the reference clips them",
         "set clip_grad_norm = max_norm in the port file, or put optax.stateless(lambda g, _: "
-        "jaxddp.optim.clip_by_global_norm(g, max_norm)[0]) before the optimizer",
+        "jaxddp.optim.clip_by_global_norm(g, max_norm)[0]) before the optimizer; if the port clips already, give it "
+        "the reference's norm, of all gradients together, before the optimizer",
     ),
     "compressed_all_reduce": Fault(
         "gradients are rounded to 16 bits for the all-reduce",

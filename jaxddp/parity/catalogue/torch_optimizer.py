@@ -18,7 +18,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 # Of the same names and options in torch and in jaxddp, and not in Optax.
 OTHERS = ("NAdam", "RAdam", "Adamax", "Adadelta", "Rprop", "ASGD", "Adafactor", "Muon")
-# Keys of a group that are no options of its optimizer, or are written apart.
+# Keys of a group that are not options of its optimizer, or are written apart.
 NOT_OF_THE_KIND = frozenset(
     "params names optimizer kind lr initial_lr weight_decay foreach capturable differentiable fused".split()  # noqa: SIM905
 )

@@ -35,7 +35,7 @@ def clip(
         max_norm: largest norm after clipping.
         epsilon: added to the norm.
         norm_scale: factor on the norm; 1 is torch's clipping, others are planted faults.
-        norm: |g|; None: computed from the gradients, none of which may be an excerpt.
+        norm: |g|; None: it is computed from the gradients, which then are full tensors.
 
     >>> clip({"w": np.array([3.0, 4.0])}, 2.5)["w"].round(5)
     array([1.5, 2. ])

@@ -42,11 +42,23 @@ def shares_of_float32(
     """
     shares = dict.fromkeys(expected, 1.0)
     for names, rate in groups:
-        square = sum(float(np.vdot(expected[name], expected[name])) for name in names)
-        share = sum(float(np.vdot(expected[name], actual[name])) for name in names) / square if square else 1.0
-        rounded = share * rate
+        share = share_of(actual, expected, names)
         near = abs(share - 1) * rate <= ALLOWED * peak
-        apart = abs(rounded - float(np.float32(rounded)))
-        if near and apart <= (REPRESENTED + min(rounding, COARSEST)) * rounded:
+        if near and is_float32(share * rate, min(rounding, COARSEST)):
             shares |= dict.fromkeys(names, share)
     return shares
+
+
+def share_of(actual: Tensors, expected: Tensors, names: Sequence[str]) -> float:
+    """Return the factor by which some expected tensors are nearest to the actual ones; 1 where they are 0."""
+    square = sum(float(np.vdot(expected[name], expected[name])) for name in names)
+    return sum(float(np.vdot(expected[name], actual[name])) for name in names) / square if square else 1.0
+
+
+def is_float32(rate: float, rounding: float = 0.0) -> bool:
+    """Return whether a rate, known up to a relative rounding error, is a float32 number.
+
+    >>> is_float32(0.1), is_float32(float(np.float32(0.1)))
+    (False, True)
+    """
+    return abs(rate - float(np.float32(rate))) <= (REPRESENTED + rounding) * rate

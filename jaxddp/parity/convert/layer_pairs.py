@@ -94,7 +94,7 @@ class Pairs(NamedTuple):
 def paired_layers(unpaired: Unpaired) -> Pairs:
     """Pair off layers of one kind, by name where names agree and else in the order of their use.
 
-    Kinds of which one side has more are left out.
+    Kinds that one side has more of are left out.
 
     >>> modules = {"fc1": nn.Linear(3, 5), "fc2": nn.Linear(5, 4)}
     >>> jax = {"Dense_0.kernel": (3, 5), "Dense_0.bias": (5,), "Dense_1.kernel": (5, 4), "Dense_1.bias": (4,)}

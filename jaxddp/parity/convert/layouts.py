@@ -70,7 +70,7 @@ def find_layouts(
     """Return the maps between a tensor and a jax array that these shapes allow, the likeliest first.
 
     Args:
-        module: torch module whose weight the tensor is; None: it is no weight of a module.
+        module: torch module whose weight the tensor is; None: it is not the weight of a module.
         leaf: last part of the jax array's name.
         torch, jax: shapes.
         as_gradient: the array is the kernel of a jax ConvTranspose with `transpose_kernel=True`.

@@ -41,7 +41,7 @@ class Piece:
         jax: name of the jax array.
         torch: name of the tensor in the state_dict.
         jax_shape, torch_shape: shapes of both parts.
-        place: number of the layer in jax's stack; (): the array is no stack.
+        place: number of the layer in jax's stack; (): the array is not a stack.
         jax_outputs: outputs of the jax array, in torch's layout, that this tensor holds; (): all.
         torch_outputs: outputs of the tensor that this array holds; (): all.
         shape: shape of the jax array, or of its layer, in torch's layout.

@@ -68,12 +68,29 @@ def propose(unpaired: Unpaired, tied: Mapping[str, str], fits: Callable[[Table],
     ways.sort(key=lambda way: bool(way[1].jax or way[1].torch))  # first those without fused layers
     others = unpaired.shapes.keys() - {*unpaired.jax}
     for one, pairs in [*ways, *((one, paired_arrays(one)) for one in several)]:
-        orders = [order for order in _orders(one, pairs) if fits({**pairs.pairs, **order})]
+        orders = [order for order in _orders(one, pairs) if fits(_narrowed({**pairs.pairs, **order}, one))]
         if orders:
-            return Proposal({**pairs.pairs, **orders[0]}, pairs.by_order, others, orders)
+            return Proposal(_narrowed({**pairs.pairs, **orders[0]}, one), pairs.by_order, others, orders)
     pairs = paired_layers(unpaired)
     why = _without_counterpart(pairs)
-    return Proposal(dict(pairs.pairs), pairs.by_order, others, is_complete=False, why=why)
+    return Proposal(_narrowed(dict(pairs.pairs), unpaired), pairs.by_order, others, is_complete=False, why=why)
+
+
+def _narrowed(lines: Table, unpaired: Unpaired) -> Table:
+    """Return the table with a line for a layer's only array where jax's layer holds other layers, too.
+
+    >>> jax, torch = {"decoder.table": (5, 3), "decoder.out.kernel": (3, 5)}, {"tokens.weight": (5, 3)}
+    >>> _narrowed({"decoder": "tokens"}, Unpaired(["decoder.table"], [*torch], jax, torch, {}))
+    {'decoder.table': 'tokens.weight'}
+    """
+    narrowed: dict[str, str | Rule] = {}
+    for jax, torch in lines.items():
+        inside = [name for name in unpaired.shapes if name.startswith(f"{jax}.")]
+        arrays = [name for name in inside if name.rpartition(".")[0] == jax]
+        tensors = [name for name in unpaired.tensors if name.rpartition(".")[0] == torch]
+        is_alone = len(inside) > len(arrays) == len(tensors) == 1
+        narrowed |= {arrays[0]: tensors[0]} if is_alone else {jax: torch}
+    return narrowed
 
 
 def _without_counterpart(pairs: Pairs) -> str:

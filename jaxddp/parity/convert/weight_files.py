@@ -42,7 +42,7 @@ class ModelPair:
         """Build both models of a port.
 
         Raises:
-            InputError: the model is no jax model, or its arrays do not map to torch's.
+            InputError: the model is not a jax model, or its arrays do not map to torch's.
         """
         batch = partial(port.first_batch, "jax")
         functional = functional_of(port.flax_model(), port.flax_loss, batch, port.no_twin)
@@ -112,7 +112,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     """Read the arrays of a .safetensors file by name, in the file's dtypes (bfloat16 too).
 
     Raises:
-        InputError: the file is missing or is no safetensors file.
+        InputError: the file is missing or is not a safetensors file.
     """
     try:
         return load_file(path)

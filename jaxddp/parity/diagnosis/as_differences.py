@@ -11,6 +11,7 @@ from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import Cause, Difference, Quote
 from jaxddp.parity.operations import Lines
 from jaxddp.parity.records import KIND, NUMBER
+from jaxddp.parity.user_code.stated import where_stated
 
 CUT_SHORT = "not all causes were tried"
 REMAINS = "this explains a part; another fault remains"
@@ -82,6 +83,7 @@ def _causes(ruling: Ruling, optimizer: TorchOptimizer) -> Iterator[Cause]:
             says.setdefault(*parts[position])
         first = ruling.named[0]
         lines = ruling.lines[position] if position < len(ruling.lines) else Lines()
+        lines = where_stated(lines, says[first.faults[position]])
         yield Cause.of(tuple(says), tuple(says.values()), first.residual, runner_up, optimizer, first.measured, lines)
 
 

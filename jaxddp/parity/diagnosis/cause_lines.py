@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jaxddp.parity.catalogue import is_of_optimizer
+from jaxddp.parity.catalogue import EDITS, is_of_optimizer
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.forward.reading import Reading
@@ -12,17 +12,21 @@ from jaxddp.parity.findings import Problem
 from jaxddp.parity.jax_side.equations import ReadEquations
 from jaxddp.parity.jax_side.optimizer_line import JaxOptimizerLine
 from jaxddp.parity.jax_side.port_lines import MEAN, PortLines
-from jaxddp.parity.operations import Lines
+from jaxddp.parity.operations import Lines, OptimizerLines
 from jaxddp.parity.torch_side.optimizer_line import TorchOptimizerLine
+from jaxddp.parity.user_code.stated import returned_at
 
-# Functions of each side, of which a port has one; in a port with a step of its own, the step's mean over the replicas.
+# Functions of each side; a port has one of them. MEAN: the mean over the replicas in a `flax_step`.
 SAMPLES = ("flax_batch", "batch"), ("torch_batch", "batch")
 LOSS = ("flax_loss",), ("torch_loss",)
 REDUCTION = (MEAN, "flax_step"), ("torch_step",)
+CLIPPED = (MEAN, "flax_step"), ("clip_grad_norm", "torch_clip_grad_norm", "torch_step")
 IN_STEP = ("flax_step",), ("torch_step",)
 STEP = ("flax_step", "flax_loss"), ("torch_step", "torch_loss")
 START = ("flax_start",), ()
+MODEL = "flax_model"
 CLIPPING = ("clip_missing", "clip_norm", "clip_by_value", "clip_epsilon")  # faults of a chain that clips
+SCHEDULE = ("schedule", "lr_off_by_one", "warmup_start", "scheduler_too_fast", "rate_rounded")
 Functions = tuple[tuple[str, ...], tuple[str, ...]]
 
 
@@ -32,23 +36,35 @@ def read_program(
     """Read the port's program of a loss; None: it cannot be read."""
     read = ReadEquations(evidence.case, evidence.start, evidence.torch_folder, step, rank, loss)
     program = searches.run(lambda: searches.workers.jax.do(read), problems=[])
-    return Reading(program, step, rank) if program is not None else None
+    lines = searches.run(
+        lambda: searches.workers.jax.do(PortLines(evidence.case, evidence.start, (MODEL,))), problems=[]
+    )
+    return Reading(program, step, rank, returned_at((lines or {}).get(MODEL))) if program is not None else None
 
 
 def with_optimizer_lines(
     evidence: Evidence, searches: InterruptibleSearches, ruling: Ruling | None, tensor: str
 ) -> Ruling:
-    """Add the lines at which both sides make the optimizer of a tensor to its faults, and to no cause at all."""
+    """Add the lines at which both sides make the optimizer of a tensor to its faults, and to no cause at all.
+
+    Faults of its schedule get those of the schedule, where the user's files have them.
+    """
     workers, unseen = searches.workers, list[Problem]()
     of_torch = TorchOptimizerLine(evidence.case.torch_source, tensor)
     of_jax = JaxOptimizerLine(evidence.case, evidence.start, tensor)
-    jax = searches.run(lambda: workers.jax.do(of_jax), unseen)
-    torch = searches.run(lambda: workers.torch.do(of_torch)[0], unseen)
+    jax = searches.run(lambda: workers.jax.do(of_jax), unseen) or OptimizerLines()
+    torch = searches.run(lambda: workers.torch.do(of_torch)[0], unseen) or OptimizerLines()
+    schedule = Lines(jax.schedule or jax.optimizer, torch.schedule or torch.optimizer)
 
     def applies(fault: str) -> bool:
-        return is_of_optimizer(fault) or (evidence.facts.clips_inside and fault in CLIPPING)
+        return is_of_optimizer(fault) or fault in EDITS
 
-    return with_function_lines(evidence, searches, _with_lines(ruling, Lines(jax, torch), applies), REDUCTION)
+    ruling = _with_lines(ruling, schedule, SCHEDULE.__contains__)
+    if evidence.facts.clips_inside:
+        _, number = _lines_of_functions(evidence, searches, ((), CLIPPED[1]))
+        ruling = _with_lines(ruling, Lines(jax.optimizer, number or torch.optimizer), CLIPPING.__contains__)
+    ruling = _with_lines(ruling, Lines(jax.optimizer, torch.optimizer), applies)
+    return with_function_lines(evidence, searches, ruling, REDUCTION)
 
 
 def with_function_lines(
@@ -63,11 +79,15 @@ def with_function_lines(
     """
     if ruling is not None and ruling.lines and all(line != Lines() for line in ruling.lines):
         return ruling
+    return _with_lines(ruling, _lines_of_functions(evidence, searches, functions), lambda fault: True)
+
+
+def _lines_of_functions(evidence: Evidence, searches: InterruptibleSearches, functions: Functions) -> Lines:
     names = tuple(name for of_side in functions for name in of_side)
     job, unseen = PortLines(evidence.case, evidence.start, names), list[Problem]()
     known = searches.run(lambda: searches.workers.jax.do(job), unseen) or {}
     of_jax, of_torch = ([known[name] for name in names if name in known] for names in functions)
-    return _with_lines(ruling, Lines(next(iter(of_jax), None), next(iter(of_torch), None)), lambda fault: True)
+    return Lines(next(iter(of_jax), None), next(iter(of_torch), None))
 
 
 def _with_lines(ruling: Ruling | None, lines: Lines, applies: Callable[[str], bool]) -> Ruling:

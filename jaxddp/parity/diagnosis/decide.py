@@ -67,7 +67,7 @@ class Ruling:
         cut_short: whether the search's replays ran out before every hypothesis was tried.
         lines: the user's lines of each fault of the first hypothesis that is named; without one, those where the two
             programs part.
-        partly: faults that explain the beginning of a difference of which another fault remains, in words.
+        partly: faults that explain the beginning of a difference and leave another fault, in words.
     """
 
     named: tuple[Hypothesis, ...]

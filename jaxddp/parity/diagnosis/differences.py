@@ -10,6 +10,7 @@ from jaxddp.parity.case_interface import LOCAL_STAGES
 from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located
 from jaxddp.parity.diagnosis.as_differences import CUT_SHORT, as_differences, joined
 from jaxddp.parity.diagnosis.cause_lines import (
+    CLIPPED,
     IN_STEP,
     LOSS,
     REDUCTION,
@@ -28,8 +29,9 @@ from jaxddp.parity.diagnosis.multi_loss import differences_of_losses
 from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_update
 from jaxddp.parity.diagnosis.reduction.reduction_causes import SHOWN, ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
-from jaxddp.parity.findings import Difference
+from jaxddp.parity.findings import Difference, Problem
 from jaxddp.parity.jax_side.child import Micro
+from jaxddp.parity.jax_side.port_lines import StepCollectives
 from jaxddp.parity.progress import CAUSES
 from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, Tensors, total_loss
 from jaxddp.parity.workers import Workers
@@ -50,8 +52,10 @@ def find_differences(evidence: Evidence, searches: InterruptibleSearches, layers
     first = evidence.judgement.first
     if not evidence.judgement.residuals:
         return []
-    if located := differing_update(evidence, searches.problems):
-        first["update"] = located
+    if evidence.facts.custom_step:
+        located, problems = searches.on_rank(differing_update, evidence) or (None, [])
+        first |= {} if located is None else {"update": located}
+        searches.problems += problems
     if not first:
         return []
     with searches.progress.stage(CAUSES, f"{_in_words(first)}: {SEARCHING}"):
@@ -89,7 +93,7 @@ def _explain_all(evidence: Evidence, searches: InterruptibleSearches, layers: bo
         of_model = [difference for difference in of_model if difference.cause or difference.stage != "buffers"]
     differences += of_model + of_step
     if "update" in first:
-        found = searches.run(lambda: explain_update(evidence))
+        found = searches.on_rank(explain_update, evidence)
         differences += as_differences(evidence, "update", in_optimizer(found, first["update"].tensor))
     elif "optimizer_state" in first:
         state = first["optimizer_state"].tensor.partition(":")[2]
@@ -170,8 +174,24 @@ def _explain_reduction(evidence: Evidence, searches: InterruptibleSearches) -> I
     start = first[stage].step - 1
     steps = tuple(range(start, min(start + REDUCTION_STEPS, len(evidence.jax))))
     ruling = searches.run(lambda: _search_reduction(evidence, searches.workers, steps))
-    functions = IN_STEP if stage == OWN_LOCAL else REDUCTION
+    ruling = None if ruling is None else _possible(evidence, searches, ruling)
+    functions = {OWN_LOCAL: IN_STEP, "clipped_gradients": CLIPPED}.get(stage, REDUCTION)
     yield from as_differences(evidence, stage, with_function_lines(evidence, searches, ruling, functions))
+
+
+def _possible(evidence: Evidence, searches: InterruptibleSearches, ruling: Ruling) -> Ruling:
+    """Drop names of collectives that the step's program does not have, if another name is left."""
+    if len(ruling.named) < 2:
+        return ruling
+    sizes = searches.run(
+        lambda: searches.workers.jax.do(StepCollectives(evidence.case, evidence.start)), list[Problem]()
+    )
+    if sizes is None:
+        return ruling
+    # A loss is one number; a step without any collective has none of shard_map's either.
+    possible = {"collective_in_loss": 1 in sizes, "check_vma": bool(sizes)}
+    left = tuple(one for one in ruling.named if all(possible.get(fault, True) for fault in one.faults))
+    return replace(ruling, named=left) if left else ruling
 
 
 def _search_reduction(evidence: Evidence, workers: Workers, steps: tuple[int, ...]) -> Ruling:

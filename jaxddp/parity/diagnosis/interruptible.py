@@ -1,15 +1,61 @@
 """Run searches for causes; any of them may fail or be ended early, and the report keeps what is known."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from threading import Event, Thread
+from typing import Any, TypeVar
 
+from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import Problem
-from jaxddp.parity.processes import ChildError
+from jaxddp.parity.processes import ChildError, Tell
 from jaxddp.parity.progress import Progress
 from jaxddp.parity.stopping import Stopped
+from jaxddp.parity.torch_side.side import Source
 from jaxddp.parity.workers import Workers
+from torch_ref.distributed import World
+from torch_ref.program import default_dtype
 
 T = TypeVar("T")
+EVERY = 30.0  # seconds between reports of a search on a rank, which counts as hanging after 300
+
+
+@dataclass(frozen=True)
+class OnRank:
+    """A job that explains a stage on a torch rank, where the imports that torch's optimizers need are made already.
+
+    Attributes:
+        function: function of a module, of the evidence and further arguments.
+        evidence, arguments: what it is called with.
+        world_size: number of ranks that run the job.
+    """
+
+    function: Callable[..., Any]
+    evidence: Evidence
+    arguments: tuple[Any, ...]
+    world_size: int = 1
+
+    @property
+    def source(self) -> Source:
+        """Return the port's torch half."""
+        return self.evidence.case.torch_source
+
+    def run(self, world: World, tell: Tell) -> Any:
+        """Return what the function returns; report to the parent that it goes on, however long it takes."""
+        done = Event()
+
+        def go_on() -> None:
+            while not done.wait(EVERY):
+                tell("the search for a cause")
+
+        tell("the search for a cause")
+        telling = Thread(target=go_on, daemon=True)
+        telling.start()
+        try:
+            with default_dtype("float32"):
+                return self.function(self.evidence, *self.arguments)
+        finally:
+            done.set()
+            telling.join()  # the answer is sent after it
 
 
 class InterruptibleSearches:
@@ -48,3 +94,8 @@ class InterruptibleSearches:
             self.ended = True
             self.workers.end()
         return None
+
+    def on_rank(self, function: Callable[..., T], evidence: Evidence, *arguments: Any) -> T | None:
+        """Return what a function returns on a torch rank; None if it fails or is ended. See `OnRank`."""
+        result: T | None = self.run(lambda: self.workers.torch.do(OnRank(function, evidence, arguments))[0])
+        return result

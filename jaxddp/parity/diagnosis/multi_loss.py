@@ -25,7 +25,8 @@ from jaxddp.parity.diagnosis.reduction.optimizer_gradients import Received, expl
 from jaxddp.parity.findings import Difference
 from jaxddp.parity.records import NUMBER, Lazy, Tensors, of_loss
 
-NO_OPTIMIZER = "no optimizer of torch holds it: the step changes it directly"
+NO_OPTIMIZER = "the step itself changes this tensor, and not one of torch's optimizers"
+FOLLOWS = 2.0  # an average of weights differs by no more than so many times what its weights' updates differ by
 EQUAL_LOSSES = "all losses are equal: look at what is differentiated, and where jax.lax.stop_gradient is applied"
 NO_UPDATE = "torch's optimizer makes no update in this step"
 OF_MEAN = "it is the mean over the replicas; return each replica's own loss"
@@ -52,7 +53,7 @@ def differences_of_losses(evidence: Evidence, searches: InterruptibleSearches) -
     updates: list[tuple[Located, Ruling | None]] = []
     for located, number in differing_updates(evidence):
         if number is not None:
-            ruling = searches.run(partial(explain_one_of, evidence, number))
+            ruling = searches.on_rank(explain_one_of, evidence, number)
             updates.append((located, with_optimizer_lines(evidence, searches, ruling, located.tensor)))
         else:
             alone = located.detail == NO_OPTIMIZER
@@ -99,14 +100,10 @@ def explain_loss(
     of_torch, of_jax = (np.stack([of_loss(x, "local_loss")[name] for x in of]) for of in (evidence.torch, evidence.jax))
     if replicas > 1 and np.allclose(of_jax, of_torch.mean(1, keepdims=True), rtol=located.allowed, atol=0):
         return None, replace(located, detail=OF_MEAN)
-    same = evidence.judgement.same_examples
-    steps = tuple(step for step, ranks in enumerate(same) if len(ranks) == replicas)
-    if evidence.is_large or not steps:
+    job, step = replace(_job(evidence), loss=name), located.step - 1
+    if not job.steps:
         return None, located
-    paths = evidence.start, evidence.torch_folder, evidence.jax_folder
-    everyone, step = tuple(range(replicas)), located.step - 1
-    job = ForwardDiagnosis(evidence.case.torch_source, True, False, steps, *paths, replicas, everyone, loss=name)
-    if step in steps:
+    if step in job.steps:
         worst = int(np.argmax(np.abs(of_jax[step] - of_torch[step])))
         job = replace(job, reading=read(name, step, worst))
     found = search(job)
@@ -122,7 +119,7 @@ def differing_updates(evidence: Evidence) -> Iterator[tuple[Located, int | None]
     """Yield where the update of each optimizer first differs, with the optimizer's number; None: no optimizer moved it.
 
     Tensors that the step updates without an optimizer, such as a target network's weights, may follow from an
-    optimizer's update, so they are yielded only if no such update differs.
+    optimizer's update, so they are yielded only if they differ more at that step than any of these does.
     """
     groups = evidence.torch[0].notes["groups"]
     of_optimizers: dict[int, set[str]] = {}
@@ -137,9 +134,11 @@ def differing_updates(evidence: Evidence) -> Iterator[tuple[Located, int | None]
             yield located, number
         else:
             yield replace(located, detail=NO_UPDATE), None
-    if all(located is None for located, _ in found):
-        moved = evidence.judgement.residuals["update"][0].keys() - set().union(*of_optimizers.values())
-        if (located := _first(evidence, moved)) is not None:
+    held = set().union(*of_optimizers.values())
+    moved = evidence.judgement.residuals["update"][0].keys() - held
+    if (located := _first(evidence, moved)) is not None:
+        there = evidence.judgement.residuals["update"][located.step - 1]
+        if located.residual > FOLLOWS * max((there[name] for name in held if name in there), default=0.0):
             yield replace(located, detail=NO_OPTIMIZER), None
 
 
@@ -150,21 +149,23 @@ def explain_moved(evidence: Evidence, located: Located, search: Search, read: Re
         evidence, search, read: see `explain_loss`.
         located: where such an update first differs.
     """
-    replicas, step = evidence.case.world_size, located.step - 1
-    same = evidence.judgement.same_examples
-    steps = tuple(number for number, ranks in enumerate(same) if len(ranks) == replicas)
-    groups = evidence.torch[0].notes["groups"]
-    held = {name for group in groups for name in group["names"]}
+    job, step = _job(evidence), located.step - 1
+    held = {name for group in evidence.torch[0].notes["groups"] for name in group["names"]}
     shapes, updates = evidence.judgement.shapes, evidence.torch[step]["update"]
     names = [name for name, x in updates.items() if name not in held and x.shape == shapes[name] and x.any()]
-    if evidence.is_large or step not in steps or located.tensor not in names:
+    if step not in job.steps or located.tensor not in names:
         return None
     names.sort(key=lambda name: name != located.tensor)
-    paths = evidence.start, evidence.torch_folder, evidence.jax_folder
-    everyone, reading = tuple(range(replicas)), read(located.tensor, step, 0)
-    job = ForwardDiagnosis(evidence.case.torch_source, True, False, steps, *paths, replicas, everyone)
-    found = search(replace(job, reading=reading, moved=tuple(names)))
+    found = search(replace(job, reading=read(located.tensor, step, 0), moved=tuple(names)))
     return None if found is None or found[0] is None else _of_tensors(found[0], names)
+
+
+def _job(evidence: Evidence) -> ForwardDiagnosis:
+    """Return a search over the steps in which all replicas were given the same examples, over none of a large model."""
+    everyone, same = tuple(range(evidence.case.world_size)), evidence.judgement.same_examples
+    steps = tuple(step for step, ranks in enumerate(same) if len(ranks) == len(everyone) and not evidence.is_large)
+    paths = evidence.start, evidence.torch_folder, evidence.jax_folder
+    return ForwardDiagnosis(evidence.case.torch_source, True, False, steps, *paths, len(everyone), everyone)
 
 
 def _of_tensors(ruling: Ruling, names: Sequence[str]) -> Ruling:
@@ -201,14 +202,12 @@ def explain_gradients(evidence: Evidence, search: Search, read: Read) -> Ruling:
     count = min(len(evidence.torch), len(evidence.jax))
     steps = Lazy(lambda: count, lambda step: _received(evidence, step))
     ruling = explain_received(steps, evidence.summary.sizes)
-    at, replicas = evidence.judgement.first["gradients"].step - 1, evidence.case.world_size
+    at, job = evidence.judgement.first["gradients"].step - 1, _job(evidence)
     alike = not any(name.startswith("gradients:") for name in evidence.jax[at]["spread"])
-    same = tuple(step for step, ranks in enumerate(evidence.judgement.same_examples) if len(ranks) == replicas)
     names = _of_one_optimizer(evidence, at)
-    if ruling.named or not (alike and names) or at not in same or evidence.is_large:
+    equal = not any(located.step - 1 <= at for located in differing_losses(evidence))  # else they follow from a loss
+    if ruling.named or not (alike and names and equal) or at not in job.steps:
         return ruling
-    paths = evidence.start, evidence.torch_folder, evidence.jax_folder
-    job = ForwardDiagnosis(evidence.case.torch_source, True, False, same, *paths, replicas, tuple(range(replicas)))
     readings = {loss: read(loss, at, 0) for loss in of_loss(evidence.torch[at], "local_loss")}
     lengths = {loss: len(reading.program) for loss, reading in readings.items() if reading is not None}
     for loss in sorted(lengths, key=lengths.__getitem__):  # a loss behind an update computes more than its own

@@ -23,7 +23,7 @@ from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
 from jaxddp.parity.jax_side.recorded_runs import given_gradients
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.operations import Moments, Operation, Operations, SourceLine, line_of_user, moments
+from jaxddp.parity.operations import Moments, Operation, Operations, SourceLine, lines_of_user, moments
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.state import Buffers, Params
@@ -130,7 +130,7 @@ class _Made:
 
     name: str
     inputs: tuple[Value, ...]
-    line: SourceLine | None
+    lines: tuple[SourceLine, ...]
     results: tuple[Any, ...]
 
 
@@ -145,8 +145,8 @@ class Reader:
     def __init__(self, made: list[_Made], evaluate: "Evaluate | None" = None):
         self._made, self._compute = made, evaluate or evaluated
 
-    def read(self, closed: ClosedJaxpr, inputs: Sequence[Value], outer: SourceLine | None = None) -> list[Value]:
-        """Evaluate a jaxpr; `outer`: line of the call that it is the body of."""
+    def read(self, closed: ClosedJaxpr, inputs: Sequence[Value], outer: tuple[SourceLine, ...] = ()) -> list[Value]:
+        """Evaluate a jaxpr; `outer`: the user's lines of the call that it is the body of, the innermost first."""
         constants = [Value(x, number=_number(x)) for x in closed.consts]
         values: dict[Any, Value] = dict(zip(closed.jaxpr.constvars, constants, strict=True))
         values |= zip(closed.jaxpr.invars, inputs, strict=True)
@@ -156,25 +156,29 @@ class Reader:
 
         for equation in closed.jaxpr.eqns:
             given = [value_of(x) for x in equation.invars]
-            line = line_of(equation) or outer
-            values |= zip(equation.outvars, self._evaluate(closed.jaxpr, equation, given, line), strict=True)
+            lines = lines_of(equation)
+            lines += outer if outer[-1:] != lines[-1:] else ()  # those of a scan's body end at its function
+            values |= zip(equation.outvars, self._evaluate(closed.jaxpr, equation, given, lines), strict=True)
         return [value_of(x) for x in closed.jaxpr.outvars]
 
-    def _evaluate(self, program: Jaxpr, equation: JaxprEqn, given: list[Value], line: SourceLine | None) -> list[Value]:
+    def _evaluate(
+        self, program: Jaxpr, equation: JaxprEqn, given: list[Value], lines: tuple[SourceLine, ...]
+    ) -> list[Value]:
         name, params = equation.primitive.name, equation.params
         if name == "scan" and params["length"] * len(params["jaxpr"].jaxpr.eqns) + len(self._made) <= MOST:
-            return self._scan(params, given, line)
+            return self._scan(params, given, lines)
         if name not in ("scan", "while", "cond") and (body := body_of(params)) is not None:
-            return self.read(body, given[len(given) - len(body.jaxpr.invars) :], line)
+            return self.read(body, given[len(given) - len(body.jaxpr.invars) :], lines)
+        line = next(iter(lines), None)
         results = tuple(self._compute(program, equation, [x.array for x in given], line))
         if name in PLUMBING and given[0].number is not None:  # it stays a number
             return [Value(x, given[0].maker, given[0].number) for x in results]
         if (number := _folded(program, equation, given)) is not None:
             return [Value(results[0], number=number)]
-        self._made.append(_Made(name, tuple(given), line, results))
+        self._made.append(_Made(name, tuple(given), lines, results))
         return [Value(x, len(self._made) - 1) for x in results]
 
-    def _scan(self, params: dict[str, Any], given: list[Value], line: SourceLine | None) -> list[Value]:
+    def _scan(self, params: dict[str, Any], given: list[Value], lines: tuple[SourceLine, ...]) -> list[Value]:
         """Unroll a scan."""
         constants, carried = params["num_consts"], params["num_consts"] + params["num_carry"]
         carry, of_steps = given[constants:carried], given[carried:]
@@ -182,13 +186,13 @@ class Reader:
         steps = range(params["length"])
         for step in reversed(steps) if params["reverse"] else steps:
             slices = [Value(x.array[step], x.maker) for x in of_steps]
-            results = self.read(params["jaxpr"], [*given[:constants], *carry, *slices], line)
+            results = self.read(params["jaxpr"], [*given[:constants], *carry, *slices], lines)
             carry = results[: params["num_carry"]]
             out.append(results[params["num_carry"] :])
         stacked = []
         for of_all in zip(*(reversed(out) if params["reverse"] else out), strict=True):
             array = jnp.stack([x.array for x in of_all])
-            self._made.append(_Made("stack", tuple(of_all), line, (array,)))
+            self._made.append(_Made("stack", tuple(of_all), lines, (array,)))
             stacked.append(Value(array, len(self._made) - 1))
         return [*carry, *stacked]
 
@@ -235,11 +239,11 @@ def body_of(params: dict[str, Any]) -> ClosedJaxpr | None:
     return None
 
 
-def line_of(equation: JaxprEqn) -> SourceLine | None:
-    """Return the user's line that made an equation; None: it is a library's alone."""
+def lines_of(equation: JaxprEqn) -> tuple[SourceLine, ...]:
+    """Return the user's lines that made an equation, the innermost first; (): it is a library's alone."""
     traceback = equation.source_info.traceback
     frames: Any = [] if traceback is None else traceback.frames
-    return line_of_user((frame.file_name, frame.line_num) for frame in frames)
+    return lines_of_user((frame.file_name, frame.line_num) for frame in frames)
 
 
 def _number(x: Any) -> float | None:
@@ -277,4 +281,5 @@ def _moments(shown: Any) -> Moments:
 def _operation(made: _Made, results: list[Moments], of_all: list[list[Moments]]) -> Operation:
     inputs = [x.maker for x in made.inputs if x.maker is not None]
     numbers = [x.number for x in made.inputs if x.number is not None]
-    return Operation(made.name, tuple(dict.fromkeys(inputs)), tuple(numbers), made.line, tuple(results))
+    line, callers = next(iter(made.lines), None), made.lines[1:]
+    return Operation(made.name, tuple(dict.fromkeys(inputs)), tuple(numbers), line, tuple(results), callers)

@@ -1,4 +1,4 @@
-"""SourceLine of a port at which its optax optimizer is made."""
+"""Lines of a port at which its optax optimizer and its schedule are made."""
 
 import contextlib
 from collections.abc import Callable
@@ -6,15 +6,19 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
+import jax
 import optax
 
 from jaxddp.nn.any_model import transformation_of
 from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.jax_side.checked_step import side_of
+from jaxddp.parity.jax_side.equations import lines_of
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.operations import SourceLine, calling_lines, line_of_user
+from jaxddp.parity.operations import OptimizerLines, SourceLine, calling_lines, line_of_user
 from jaxddp.parity.processes import Tell
+from jaxddp.parity.records import is_large_model
+from jaxddp.parity.user_code.stated import called_at
 
 _made: dict[int, tuple[Any, SourceLine]] = {}  # id of an `update` function -> the function, and the line that made it
 
@@ -33,9 +37,19 @@ def note_optimizers() -> None:
     optax.GradientTransformation.__new__ = noted
 
 
+def line_of_schedule(optimizer: optax.GradientTransformation, params: Any) -> SourceLine | None:
+    """Return the user's line that computes the last scalar of an update; None: the user's files have no schedule.
+
+    >>> line_of_schedule(optax.sgd(optax.cosine_decay_schedule(0.1, 10)), {"w": jax.numpy.ones(2)})  # it is optax's
+    """
+    update = jax.make_jaxpr(lambda given: optimizer.update(given, optimizer.init(given), given))(params)
+    lines = [lines_of(one) for one in update.jaxpr.eqns if all(not getattr(x.aval, "shape", ()) for x in one.outvars)]
+    return next((of_one[0] for of_one in reversed(lines) if of_one), None)
+
+
 @dataclass(frozen=True)
 class JaxOptimizerLine:
-    """A job that returns the line at which a port's optimizer is made.
+    """A job that returns the lines at which a port's optimizer is made, and at which its schedule ends.
 
     Attributes:
         case: model or port.
@@ -47,18 +61,29 @@ class JaxOptimizerLine:
     start: Arrays
     tensor: str
 
-    def run(self, tell: Tell) -> SourceLine | None:
-        """Return the line; None: a built-in model, or an optimizer that is not made by optax's functions."""
+    def run(self, tell: Tell) -> OptimizerLines:
+        """Return the lines; none for a built-in model, or an optimizer that is not made by optax's functions."""
         tell("flax_optimizer")
         port = getattr(self.case, "port", None)
         if port is None or port.flax_optimizer is None:
+            return OptimizerLines()
+        made, schedule = None, None
+        with jax.enable_x64(True), contextlib.suppress(Exception):  # the run of the port reports it
+            if port.torch_step:
+                made = self._one_of_several()
+            else:
+                made = transformation_of(port.flax_optimizer, port.flax_model())
+                schedule = self._schedule()
+        line = _made.get(id(getattr(made, "update", None)), (None, None))[1]
+        return OptimizerLines(line, schedule or called_at(line, dir(optax.schedules)))
+
+    def _schedule(self) -> SourceLine | None:
+        if is_large_model(self.start):
             return None
-        with contextlib.suppress(Exception):  # it is told where the port runs
-            made = (
-                self._one_of_several() if port.torch_step else transformation_of(port.flax_optimizer, port.flax_model())
-            )
-            return _made.get(id(made.update), (None, None))[1]
-        return None
+        side = side_of(self.case)
+        step = side.replica_step
+        assert not isinstance(step, MultiLossStep), "a port without a torch_step"
+        return line_of_schedule(step.optimizer, side.from_torch(self.start)[0])
 
     def _one_of_several(self) -> optax.GradientTransformation:
         side = side_of(self.case)

@@ -1,11 +1,10 @@
 """Lines of a port where no call of the loss is at fault: those of its functions, and of its mean over the replicas."""
 
 import contextlib
-import inspect
-import linecache
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,10 +15,13 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from jaxddp.distributed.collectives import AXIS_NAME
 from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.jax_side.checked_step import side_of
-from jaxddp.parity.jax_side.equations import body_of, line_of
+from jaxddp.parity.jax_side.equations import body_of, lines_of
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.operations import SourceLine, is_of_user
+from jaxddp.parity.operations import SourceLine
+from jaxddp.parity.port import PortFile
+from jaxddp.parity.port.draws import DrawnSource
 from jaxddp.parity.processes import Tell
+from jaxddp.parity.user_code.homes import home_of, line_of_function
 
 COLLECTIVES = ("psum", "all_gather", "reduce_scatter", "psum_scatter", "ppermute", "all_to_all")
 MEAN = "mean over the replicas"
@@ -40,42 +42,57 @@ class PortLines:
     names: tuple[str, ...]
 
     def run(self, tell: Tell) -> dict[str, SourceLine]:
-        """Return the lines, of those that the port has; {} for a built-in model."""
+        """Return the lines, of those that the port has; {} for a built-in model.
+
+        A number, `clip_grad_norm`, has the line that assigns it.
+        """
         tell("the port's functions")
         port = getattr(self.case, "port", None)
         found = {name: line_of_function(getattr(port, name, None)) for name in self.names}
+        source = getattr(self.case, "source", None)
+        source = source.source if isinstance(source, DrawnSource) else source
+        if isinstance(source, PortFile):
+            numbers = (name for name in self.names if isinstance(getattr(port, name, None), float))
+            found |= {name: home_of(Path(source.path), name) for name in numbers}
         if MEAN in self.names and getattr(port, "flax_step", None) is not None:
-            with contextlib.suppress(Exception):  # it is told where the port runs
+            with contextlib.suppress(Exception):  # the run of the port reports it
                 found[MEAN] = self._mean()
         return {name: line for name, line in found.items() if line is not None}
 
     def _mean(self) -> SourceLine | None:
         """Return the user's line of the collective that takes the most elements; None: the step has none."""
-        with jax.enable_x64(True):
-            side = side_of(self.case)
-            step: Any = side.replica_step
-            batch = jax.tree.map(lambda x: jnp.asarray(x[0]), next(iter(self.case.batches())))
-            state = step.init(*side.from_torch(self.start))
-            with side.lifting():
-                program = jax.make_jaxpr(step, axis_env=[(AXIS_NAME, self.case.world_size)])(state, batch)
-        found = [(size_of(one), line) for one in collectives(program.jaxpr) if (line := line_of(one)) is not None]
+        program = program_of_step(self.case, self.start)
+        found = [(size_of(one), lines[0]) for one in collectives(program) if (lines := lines_of(one))]
         return max(found)[1] if found else None
 
 
-def line_of_function(function: Any) -> SourceLine | None:
-    """Return the line that begins a function of the user's; None: it is a library's, or no function.
+@dataclass(frozen=True)
+class StepCollectives:
+    """A job that returns the sizes of what a `flax_step` exchanges between replicas.
 
-    >>> line_of_function(print) is line_of_function(None) is line_of_function(jnp.mean) is None
-    True
+    Attributes:
+        case: the port.
+        start: initial weights of the reference.
     """
-    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-    if code is None or not is_of_user(code.co_filename):
-        return None
-    linecache.checkcache(code.co_filename)
-    number = code.co_firstlineno
-    while linecache.getline(code.co_filename, number).lstrip().startswith("@"):
-        number += 1
-    return SourceLine(code.co_filename, number)
+
+    case: AnyCase
+    start: Arrays
+
+    def run(self, tell: Tell) -> tuple[int, ...]:
+        """Return the number of elements that each collective of the step is given."""
+        tell("flax_step")
+        return tuple(size_of(one) for one in collectives(program_of_step(self.case, self.start)))
+
+
+def program_of_step(case: AnyCase, start: Arrays) -> Jaxpr:
+    """Return the program of a port's step on its first batch."""
+    with jax.enable_x64(True):
+        side = side_of(case)
+        step: Any = side.replica_step
+        batch = jax.tree.map(lambda x: jnp.asarray(x[0]), next(iter(case.batches())))
+        state = step.init(*side.from_torch(start))
+        with side.lifting():
+            return jax.make_jaxpr(step, axis_env=[(AXIS_NAME, case.world_size)])(state, batch).jaxpr
 
 
 def collectives(program: Jaxpr) -> Iterator[JaxprEqn]:

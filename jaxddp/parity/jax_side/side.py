@@ -176,18 +176,19 @@ def _step_of_port(
 def _lifting(
     port: Port, functional: AnyFunctional, step_within: Callable[[Context], Any], casts: Collection[str]
 ) -> Context:
-    """Return a context that computes the loss in float64, or one that does nothing if jax cannot trace it so."""
-    lifting = partial(in_float64, casts)
-    step = step_within(lifting)
+    """Return a context that computes the loss in float64 as far as jax can trace it so."""
 
-    def function(params: Params, buffers: Buffers, batch: Batch) -> Any:
+    def function(step: Any, params: Params, buffers: Buffers, batch: Batch) -> Any:
         if isinstance(step, MultiLossStep):
             return step(step.init(params, buffers), MicroBatches(None, batch))
         return step.loss(params, buffers, batch)
 
     in_double = partial(jax.eval_shape, partial(cast, dtype="float64"))
-    arguments = map(in_double, (functional.params, functional.buffers, port.first_batch("jax")))
-    return lifting if can_run(function, *arguments) else nullcontext
+    arguments = [*map(in_double, (functional.params, functional.buffers, port.first_batch("jax")))]
+    for lifting in (partial(in_float64, casts, integers) for integers in (True, False)):
+        if can_run(partial(function, step_within(lifting)), *arguments):
+            return lifting
+    return nullcontext
 
 
 def _started(flax_start: Callable[[Any, int], Any], trees: ModelTrees, params: Params, rank: int) -> Params:

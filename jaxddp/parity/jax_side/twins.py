@@ -95,7 +95,7 @@ class FindTwins:
         try:
             with errors_located(self.case.name):
                 return draws_of(self.case.port)
-        except InputError as error:  # it is told where the port runs
+        except InputError as error:  # the run of the port reports it
             return str(error)
 
 
@@ -122,7 +122,7 @@ class FindCrossedNames:
 def _check_repeats(port: Port) -> None:
     """Raise if a `flax_batch` depends on more than step and rank; torch's, and a shared one, are checked by torch."""
     batches = []
-    with contextlib.suppress(Exception):  # an error is told by the run
+    with contextlib.suppress(Exception):  # the run reports an error
         batches = [port.first_batch("jax") for _ in range(2)]
     if batches and not are_equal(*batches):
         raise InputError(
@@ -133,7 +133,7 @@ def _check_repeats(port: Port) -> None:
 def _proposal(
     port: Port, error: NamesError, model: Any, functional: AnyFunctional, module: Any, tell: Tell
 ) -> FoundTwins:
-    """Return what may help: a table of names, constants of torch's, and why there is no more."""
+    """Return what may help: a table of names, constants of torch's, and why there is nothing else."""
     tell("flax_loss and torch_loss, to see the order of the layers")
     of_torch = _probe(port)
     orders = _order_of_jax(port, model, functional), [*of_torch.calls.used]
@@ -164,7 +164,7 @@ def _probe(port: Port) -> Probe:
     """Run torch's loss or step; return nothing seen if it cannot be computed."""
     try:
         return probe(port)
-    except Exception:  # it is told where the port runs
+    except Exception:  # the run of the port reports it
         return Probe()
 
 
@@ -179,7 +179,7 @@ def _order_of_jax(port: Port, model: Any, functional: AnyFunctional) -> Sequence
         if isinstance(functional, PlainFunctional):
             return _order_of_use(functional.local_loss(port.flax_loss), functional, batch)
         record_calls(port, model, functional, (functional.params, functional.buffers), batch, calls)
-    except Exception:  # it is told where the port runs
+    except Exception:  # the run of the port reports it
         return ()
     return [*calls.used]
 

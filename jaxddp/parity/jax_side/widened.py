@@ -39,11 +39,12 @@ PLUMBING = ("jax.", "jax._src.", "numpy.", "unittest.", "contextlib", "functools
 
 
 @contextmanager
-def in_float64(casts: Collection[str] = ()) -> Iterator[None]:
+def in_float64(casts: Collection[str] = (), integers: bool = True) -> Iterator[None]:
     """Leave casts to narrower dtypes out of what is traced or computed in this context.
 
     Args:
         casts: names of the dtypes to which torch's loss casts; with any of them, casts to float32 are lifted too.
+        integers: lift casts of integers; a table in float32 may then be given two dtypes, which jax refuses.
 
     >>> with jax.enable_x64(True), in_float64(["float32"]):
     ...     print(jnp.float64(1).astype(jnp.float32) / 3, jnp.float64(1).astype(jnp.bfloat16) / 3)
@@ -55,7 +56,9 @@ def in_float64(casts: Collection[str] = ()) -> Iterator[None]:
         # A synonym of "highest": jax caches traces by this setting, so traces made here stay apart from all others.
         stack.enter_context(jax.default_matmul_precision("float32"))
         for primitive, key in CASTS.items():
-            stack.enter_context(mock.patch.object(primitive, "bind", _widening(primitive.bind, key, lifted, kept)))
+            stack.enter_context(
+                mock.patch.object(primitive, "bind", _widening(primitive.bind, key, lifted, kept, integers))
+            )
         yield
 
 
@@ -103,11 +106,14 @@ def can_run(function: Callable[..., Any], *args: Any) -> bool:
     return True
 
 
-def _widening(bind: Callable[..., Any], key: str, lifted: set[Any], kept: set[Any]) -> Callable[..., Any]:
+def _widening(
+    bind: Callable[..., Any], key: str, lifted: set[Any], kept: set[Any], integers: bool
+) -> Callable[..., Any]:
     def wide(*operands: Any, **params: Any) -> Any:
         dtypes = [jax.dtypes.result_type(operand) for operand in operands]
         of_floats = any(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
-        lifts = params[key] in lifted or (params[key] == jnp.float32 and (not of_floats or _of_library()))
+        to_float32 = params[key] == jnp.float32
+        lifts = params[key] in lifted or (to_float32 and ((integers and not of_floats) or _of_library()))
         if lifts and kept.isdisjoint(dtypes) and not _draws():
             params |= {key: np.dtype("float64")}
         return bind(*operands, **params)

@@ -7,9 +7,9 @@ from jaxddp.parity.catalogue import is_of_optimizer
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.patch import edits
 from jaxddp.parity.patch.optimizers import imports, makes_optimizer, optimizer_edits
-from jaxddp.parity.patch.said import Said, code_of, options_of, values_of
-from jaxddp.parity.patch.source import Edit, FileText, calls, last_name
 from jaxddp.parity.patch.transplant import Mirror
+from jaxddp.parity.user_code.file_text import Edit, FileText, calls, last_name
+from jaxddp.parity.user_code.said import Said, code_of, options_of, values_of
 
 FIRST = 2  # statements to which edits that a name suggests are made before those that mirror torch
 NEAR = 12  # statements whose operators and orders are edited, from the quoted one on
@@ -72,7 +72,8 @@ def _edits(source: FileText, line: int, cause: Cause, torch: tuple[str, int] | N
     yield from _of_names(source, near[:FIRST], cause)
     yield from _of_fixes(source, near, cause)
     if any(map(is_of_optimizer, cause.names)) or makes_optimizer(near[0]):
-        yield from optimizer_edits(source, near, cause, mirror.torch if mirror is not None else None)
+        makers = [x for x in source.statements if x not in near and makes_optimizer(x)]  # of a quoted schedule
+        yield from optimizer_edits(source, [*near, *makers], cause, mirror.torch if mirror is not None else None)
     elif mirror is not None and torch is not None:
         yield from mirror.edits(line, torch[1])
     for one in said:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterator
 
 from jaxddp.parity.operations import readings
-from jaxddp.parity.patch.source import Edit, FileText, calls, expressions, gap, last_name, number_of
+from jaxddp.parity.user_code.file_text import Edit, FileText, calls, expressions, gap, last_name, number_of
 
 SAME = 1e-9  # relative difference of a number in the file and one in the report, which has ten digits
 # Torch's names of options -> those of jax, flax, optax and jaxddp.
@@ -57,7 +57,7 @@ def numbers(source: FileText, statement: ast.stmt, port: str, torch: str) -> Ite
 
 
 def scaled(source: FileText, statement: ast.stmt, port: str, torch: str) -> Iterator[Edit]:
-    """Yield each number times the reference's over the port's, of which it may be a factor."""
+    """Yield each number times the reference's over the port's: it may be a factor of the port's."""
     ours, theirs = number_in(port), number_in(torch)
     ratio = theirs / ours if ours and theirs is not None else 0.0
     for one in expressions(statement):
@@ -193,7 +193,7 @@ def operators(source: FileText, statement: ast.stmt) -> Iterator[Edit]:
 
 
 def factors(source: FileText, statement: ast.stmt) -> Iterator[Edit]:
-    """Yield the only operand of an operation that is no number, and either of two that are."""
+    """Yield the only operand of an operation that is not a number, and either of two such operands."""
     for one in expressions(statement):
         if isinstance(one, ast.BinOp):
             parts = [x for x in ast.walk(one) if isinstance(x, ast.expr) and not isinstance(x, ast.BinOp)]

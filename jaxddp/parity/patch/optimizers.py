@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.patch import edits
-from jaxddp.parity.patch.said import code_of
-from jaxddp.parity.patch.source import Edit, FileText, calls, last_name
+from jaxddp.parity.user_code.file_text import Edit, FileText, calls, last_name
+from jaxddp.parity.user_code.said import code_of
 
 MODULES = ("jax", "jaxddp.nn.layers", "jaxddp.optim", "jaxddp.schedules", "optax")  # that an edit may need
 RATES = ("lr", "schedule")  # names of the learning rate in the code of a fix

@@ -10,14 +10,15 @@ from pathlib import Path
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Cause, Difference, Patch
+from jaxddp.parity.operations import SourceLine
 from jaxddp.parity.patch.candidates import candidates
-from jaxddp.parity.patch.homes import Home, home_of_stage
 from jaxddp.parity.patch.trials import Texts, Trials
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.port.draws import DrawnSource
 from jaxddp.parity.progress import PATCHES
 from jaxddp.parity.report.words import groups
 from jaxddp.parity.runs import Runs
+from jaxddp.parity.user_code.homes import home_of_stage
 
 MOST = 40  # edits of one difference that are tried
 EACH = 6  # edits of each cause that are tried, where several make one difference
@@ -115,11 +116,13 @@ class Proposals:
                 return NOT_BESIDE.format(Path(home.path).name)
         return ""
 
-    def _home(self, difference: Difference, side: str) -> Home | None:
+    def _home(self, difference: Difference, side: str) -> SourceLine | None:
         """Return the line that is quoted of a side, or that of the function that computes the stage."""
         found = difference.cause or difference
         quote = found.jax if side == "flax" else found.torch
-        return home_of_stage(self._port, difference.stage, side) if quote is None else Home(quote.path, quote.line)
+        return (
+            home_of_stage(self._port, difference.stage, side) if quote is None else SourceLine(quote.path, quote.line)
+        )
 
     def _search(self, group: Sequence[Difference]) -> tuple[list[str], bool] | int:
         """Return the diff of each difference, and whether the edited port drifts; or the number of edits tried."""
@@ -159,8 +162,8 @@ class Proposals:
         if text is None:
             return
         if there is not None and (of_torch := self._text(there.path, {})) is not None:
-            torch = of_torch, there.line
-        line = moved(home.line, self._first[path], text)
+            torch = of_torch, there.number
+        line = moved(home.number, self._first[path], text)
         try:
             yield from (dict(texts) | {path: one} for one in candidates(text, line, difference.cause or UNKNOWN, torch))
         except SyntaxError:  # of another version of Python

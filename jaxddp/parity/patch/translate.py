@@ -6,7 +6,7 @@ import copy
 import jax
 
 from jaxddp.parity.patch.edits import jax_name
-from jaxddp.parity.patch.source import FileText, last_name
+from jaxddp.parity.user_code.file_text import FileText, last_name
 
 HOMES = {"jnp": jax.numpy, "jax.nn": jax.nn, "jax.lax": jax.lax}
 UNKNOWN = "_unknown_"  # stands for a function that jax does not have under torch's name

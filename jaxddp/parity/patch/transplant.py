@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from jaxddp.parity.patch.edits import wrapped
-from jaxddp.parity.patch.source import Edit, FileText, assigned, calls, last_name, nested
 from jaxddp.parity.patch.translate import MODULES, UNKNOWN, Translator, root_of
+from jaxddp.parity.user_code.file_text import Edit, FileText, assigned, calls, last_name, nested
 
 FUNCTIONS = {"forward": "__call__"}
-ALIKE = 0.7  # similarity of two statements of which one stands for the other
+ALIKE = 0.7  # similarity of a statement to the one that it stands for
 
 
 class Mirror:

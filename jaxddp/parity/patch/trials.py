@@ -125,7 +125,7 @@ def places(evidence: Evidence) -> Places:
 def _places(evidence: Evidence) -> Iterator[tuple[str, Located]]:
     first = evidence.judgement.first
     if not evidence.facts.multi_loss:
-        located = differing_update(evidence, [])
+        located = differing_update(evidence)[0]
         found = first | ({} if located is None else {"update": located})
         yield from ((stage.removeprefix("own_"), located) for stage, located in found.items())
         return

@@ -93,7 +93,7 @@ def check_flags_of_port(path: str, flags: Sequence[str], refuse: Callable[[], An
     """Load a file and check the flags for it.
 
     Args:
-        refuse: called to raise if a flag is none of the file's and none of the trainers', or if it is no flag.
+        refuse: called to raise if a flag is neither the file's nor the trainers', or is not a flag.
 
     Raises:
         InputError: as `config_of`.

@@ -29,7 +29,7 @@ class Rule:
         layers: torch's layers; jax's array holds the outputs of all of them, in this order.
         part: number of the part of the layer's outputs that jax's array holds, from 0; None: all outputs.
         of: number of equal parts, or the size of each.
-        heads: number of heads H if fused outputs, or those of which jax has a part, are in the order (H, parts, D);
+        heads: number of heads H if fused outputs, or those that jax has a part of, are in the order (H, parts, D);
             None: (parts, outputs of each).
         axes: axes of torch's tensor in jax's order; None: the layout of torch's layer.
         image: shape (C, ...) of the image that torch flattens before the layer; jax flattens (..., C).

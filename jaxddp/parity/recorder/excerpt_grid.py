@@ -64,7 +64,7 @@ def kept(tensors: Mapping[str, np.ndarray], limit: int) -> dict[str, np.ndarray]
 
 
 def norms_of(stage: str, tensors: Mapping[str, np.ndarray], limit: int) -> dict[str, np.ndarray]:
-    """Return "stage|name" -> norm of each tensor of which `kept` takes an excerpt."""
+    """Return "stage|name" -> norm of each tensor that `kept` takes an excerpt of."""
     large = {name: x for name, x in tensors.items() if is_excerpt(np.shape(x), limit)}
     return {f"{stage}|{name}": np.asarray(np.linalg.norm(np.asarray(x, np.float64))) for name, x in large.items()}
 

@@ -46,7 +46,7 @@ class Alignment:
 
     Attributes:
         twins: torch's tensors, tied ones under their first name.
-        uncovered: tensors of which both sides have kept no common element.
+        uncovered: tensors whose excerpts share no element.
     """
 
     def __init__(self, converter: Converter, torch_run: Recording, jax_run: Recording):

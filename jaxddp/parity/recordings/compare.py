@@ -46,7 +46,7 @@ def compare_runs(torch_run: str | Path, jax_run: str | Path, names: Names | None
         "incomplete".
 
     Raises:
-        InputError: a folder is missing, is no recording of its side, or is damaged; or both have no step in common.
+        InputError: a folder is missing, damaged or not a recording of its side; or the two share no step.
 
     >>> import jax, tempfile, torch
     >>> from jaxddp.parity import Recorder
@@ -104,17 +104,18 @@ class Comparison:
         self._judgement: RecordedJudgement = Judge(torch_run, jax_run, self._alignment, self._examples).judge()
         self._problems = [*self._found_problems()]
         self._clipping = clipping_of(self._torch)
+        self._given_rates = False  # whether updates are explained given jax's own learning rates
 
     def report(self) -> Report:
         """Return the report."""
         differences = [*self._start(), *self._samples()]
         of_step = [*self._reduction(), *self._updates()]
         differences += [*self._model([one.stage for one in of_step if one.cause]), *of_step]
-        if not any(one.stage == "update" and one.cause for one in differences):
+        if self._given_rates or not any(one.stage == "update" and one.cause for one in differences):
             differences[len(differences) - len(of_step) :] = [*self._located("hyperparameters"), *of_step]
         if not differences and "update" not in self._judgement.residuals:  # which the state would have made differ
             differences += self._located("optimizer_state")
-        order = ("params", *(stage for stage in ORDER if stage != "params"))  # the start is told first
+        order = ("params", *(stage for stage in ORDER if stage != "params"))  # the start comes first
         differences.sort(key=lambda one: order.index(one.stage))
         judgement, twins = self._judgement, self._twins
         torch_run, jax_run = self._torch_run, self._jax_run
@@ -148,7 +149,7 @@ class Comparison:
             yield Problem("port", "samples", "the batches have no entries in common; pass the same arrays to step")
 
     def _start(self) -> Iterator[Difference]:
-        """Yield a difference if both sides do not begin with the same parameters: told first."""
+        """Yield a difference if both sides do not begin with the same parameters; it comes first."""
         located = self._judgement.first.get("params")
         if located is None:
             return
@@ -189,7 +190,7 @@ class Comparison:
             yield _difference("buffers", first["buffers"], needs=NEEDS)
 
     def _reduction(self) -> Iterator[Difference]:
-        """Yield a difference if JAX's gradients are no mean of its own local ones, or a multiple of torch's."""
+        """Yield a difference if JAX's gradients are not the mean of its local ones, or are a multiple of torch's."""
         if any(step["local_gradients"] and step["gradients"] for step in self._jax):
             shown = [step for step in self._jax if step["local_gradients"] and step["gradients"]]
             worst, ruling = causes.of_reduction(shown, self._jax_run.epsilon)
@@ -223,7 +224,7 @@ class Comparison:
             return
         hidden = self._clipping.unknown and not self._jax[0]["clipped_gradients"]
         if hidden:
-            says = "torch changes its gradients before the optimizer by a rule that is no clipping by norm or value"
+            says = "torch changes its gradients before the optimizer by a rule that is not clipping by norm or value"
             self._problems.append(Problem("torch", "clipped_gradients", f"{says}; give clipped_grads to jax's step"))
             return
         updates = causes.of_updates(self._torch_run, self._jax_run, alignment, numbers, self._clipping)
@@ -233,7 +234,8 @@ class Comparison:
             updates.residuals and not updates.ruling.named and has_rates
         ):  # what else than the rates differs may have a name
             others = causes.of_updates(self._torch_run, self._jax_run, alignment, numbers, self._clipping, rates)
-            updates = others if others.ruling.named or not _differs(others) else updates
+            self._given_rates = bool(others.ruling.named) or not _differs(others)
+            updates = others if self._given_rates else updates
         if updates.residuals is None:
             kind = self._torch_run.header["optimizer"]
             self._problems.append(Problem("torch", "update", f"{kind} cannot be replayed; its updates are not judged"))

@@ -202,7 +202,7 @@ def _quotes(found: Cause | Difference, label: str) -> Iterator[str]:
     """Yield the lines of both sides, as they stand in the user's files."""
     quotes = [(side, quote) for side, quote in (("jax", found.jax), ("torch", found.torch)) if quote is not None]
     for index, (side, quote) in enumerate(quotes):
-        yield f"{' ' * len(label) if index else label}{side}, {quote.place}: {quote.itself}"
+        yield f"{' ' * len(label) if index else label}{side}, {quote.place}: {quote.statement}"
 
 
 def _numerics_line(findings: Findings) -> str:

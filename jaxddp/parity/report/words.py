@@ -241,11 +241,16 @@ def said(cause: Cause, says: str) -> str:
     "leaky_relu's negative_slope 0.2 at model_jax.py:34, the reference has 0.01 at model.py:21"
     >>> said(cause, "GELU by tanh")
     'GELU by tanh at model_jax.py:34; the reference: model.py:21'
+    >>> said(cause, "Nesterov momentum in the reference only")
+    'Nesterov momentum in the reference only (jax: model_jax.py:34, torch: model.py:21)'
     """
     jax, torch = (f" at {quote.place}" if quote else "" for quote in (cause.jax, cause.torch))
     begin, has, end = says.partition(", the reference has ")
     if has:
         return f"{begin}{jax}{has}{end}{torch}"
+    if "the reference" in says:
+        sides = (f"{side}: {quote.place}" for side, quote in (("jax", cause.jax), ("torch", cause.torch)) if quote)
+        return f"{says} ({', '.join(sides)})" if cause.jax or cause.torch else says
     return f"{says}{jax}{f'; the reference: {cause.torch.place}' if cause.torch else ''}"
 
 

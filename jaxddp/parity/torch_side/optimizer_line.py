@@ -1,22 +1,23 @@
-"""SourceLine of a port at which its torch optimizer is made. Imports no jax."""
+"""Lines of a port at which its torch optimizer and its scheduler are made. Imports no jax."""
 
 import contextlib
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any
-from unittest import mock
 
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from jaxddp.parity.operations import SourceLine, calling_lines, line_of_user
+from jaxddp.parity.operations import OptimizerLines
 from jaxddp.parity.processes import Tell
+from jaxddp.parity.torch_side.made_lines import noted
 from jaxddp.parity.torch_side.side import Source, make_side
+from jaxddp.parity.user_code.homes import line_of_function
+from jaxddp.parity.user_code.stated import returned_at
 from torch_ref.distributed import World
 
 
 @dataclass(frozen=True)
 class TorchOptimizerLine:
-    """A job that returns the line at which an optimizer is made.
+    """A job that returns the lines at which an optimizer and its scheduler are made.
 
     Attributes:
         source: model or port.
@@ -28,23 +29,23 @@ class TorchOptimizerLine:
     tensor: str
     world_size: int = 1
 
-    def run(self, world: World, tell: Tell) -> SourceLine | None:
-        """Return the line, that of the first optimizer if none updates the parameter; None: unknown."""
+    def run(self, world: World, tell: Tell) -> OptimizerLines:
+        """Return the lines, those of the first optimizer if none updates the parameter."""
         tell("the optimizer")
-        made: list[tuple[Optimizer, SourceLine | None]] = []
-        make = Optimizer.__init__
-
-        @wraps(make)
-        def noted(self: Optimizer, *args: Any, **kwargs: Any) -> None:
-            made.append((self, line_of_user(calling_lines())))
-            make(self, *args, **kwargs)
-
         side = make_side(self.source, 1, "float64")
-        with mock.patch.object(Optimizer, "__init__", noted), contextlib.suppress(Exception):
+        with noted(Optimizer) as optimizers, noted(LRScheduler) as schedulers, contextlib.suppress(Exception):
             if side.torch_step is not None:
                 side.torch_step.configure(side.model)
             else:
                 side.make_optimizer(side.model.parameters(), world)
         parameter = dict(side.model.named_parameters()).get(self.tensor)
-        lines = [line for one, line in made if any(x is parameter for of in one.param_groups for x in of["params"])]
-        return next(iter([*lines, *(line for _, line in made)]), None)
+        holding = [x for x in optimizers if any(p is parameter for of in x[0].param_groups for p in of["params"])]
+        if not optimizers:
+            return OptimizerLines()
+        optimizer, line = (*holding, *optimizers)[0]
+        of_it = [(one, at) for one, at in schedulers if getattr(one, "optimizer", None) is optimizer]
+        if not of_it:
+            return OptimizerLines(line)
+        scheduler, at = of_it[-1]  # the last: of a chain, what holds the others
+        function = line_of_function(next(iter(getattr(scheduler, "lr_lambdas", ())), None))
+        return OptimizerLines(line, at if function is None else returned_at(function))

@@ -96,7 +96,7 @@ FAULTS = {
         expects=("top|expert", r"\b1\b", r"\b2\b"),
         place=r"mlp\.(router|experts)|topk|router",
         jax_line="LAYERS, EXPERTS, TOP = ",
-        torch_line=".topk(TOP",
+        torch_line="EXPERTS, TOP =",
     ),
     "residual_left_out": fault(
         "call dropped",
@@ -161,7 +161,7 @@ FAULTS = {
         expects=("warm", r"\b4\b", r"\b2\b"),
         place="rate|schedule|warm",
         jax_line="WARMUP, STEPS, LAST = ",
-        torch_line="return (step + 1) / WARMUP",
+        torch_line="WARMUP, STEPS, LAST = ",
         stage="update",
     ),
     "last_rate": fault(

@@ -120,7 +120,7 @@ FAULTS = {
         expects=("order|swapped|channels|direction", "cat|concat|channels|direction|gru"),
         place="tags|gru",
         jax_line="jnp.concatenate([backwards",
-        torch_line="self.tags(both)",
+        torch_line="self.gru = nn.GRU(",
     ),
     "output_bias_left_out": fault(
         "call dropped",
@@ -130,7 +130,7 @@ FAULTS = {
         expects=("bias", "left out|missing|dropped|no bias|not added|without|unused"),
         place="tags",
         jax_line='both @ params["tags"]["kernel"]',
-        torch_line="self.tags(both)",
+        torch_line="self.tags = nn.Linear(",
     ),
     "dropout_not_rescaled": fault(
         "call dropped",

@@ -80,7 +80,7 @@ FAULTS = {
         expects=("clamp|floor|min|max", r"\b0\.25\b", r"\b0\.125\b"),
         place="clamp",
         jax_line="BETA, FREE_BITS = ",
-        torch_line="divergence.clamp(",
+        torch_line="BETA, FREE_BITS =",
     ),
     "floor_after_mean": fault(
         "order of calls",

@@ -1,6 +1,7 @@
 """Records are written to files and read back bit by bit, a stage at a time."""
 
 import gc
+import pickle
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -40,6 +41,14 @@ def test_a_record_is_read_back_bit_by_bit(record: Record) -> None:
 def test_arrays_that_are_not_contiguous_are_read_back(tmp_path: Path) -> None:
     stored = Records([written(tmp_path, {"params": VIEWS})])[0]["params"]
     assert all(np.array_equal(stored[name], value) for name, value in VIEWS.items())
+
+
+def test_records_are_read_in_another_process(tmp_path: Path) -> None:
+    for rank in range(2):
+        written(tmp_path / str(rank), {"local_loss": {"loss": np.float64(rank)}})
+    records = Records([tmp_path / "0", tmp_path / "1"], ("local_loss",), owner=open)
+    (there,) = pickle.loads(pickle.dumps(records))
+    assert there["local_loss"]["loss"].tolist() == [0.0, 1.0]
 
 
 def test_a_missing_stage_is_a_key_error(tmp_path: Path) -> None:

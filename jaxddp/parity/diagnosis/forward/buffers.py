@@ -9,10 +9,10 @@ import numpy as np
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.call_changes import batch_norm_sync, biased_variance, momentum
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
+from jaxddp.parity.diagnosis.forward.fault_lines import lines_of_items
 from jaxddp.parity.diagnosis.forward.fault_search import find_faults
 from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.forward.loss_causes import FLOOR, replays_of
-from jaxddp.parity.diagnosis.forward.reading_search import lines_of_items
 from jaxddp.parity.diagnosis.forward.replay import Arrays, ModelEvidence, Replay
 from jaxddp.parity.diagnosis.forward.sites import patches_of
 
@@ -73,7 +73,7 @@ def explain_buffers(
             ruling, named = find_faults(subject, subject.items(calls), (step, subject.ranks), floor, replays)
             if not named or evidence.reading is None or not evidence.reading.program:
                 return ruling
-            return replace(ruling, lines=lines_of_items(subject, evidence.reading, named))
+            return replace(ruling, lines=lines_of_items(subject, evidence.reading, named, evidence.made))
     return Ruling((), None)
 
 

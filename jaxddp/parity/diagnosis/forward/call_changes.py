@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jaxddp.config.choices import IGNORE_INDEX
-from jaxddp.parity.catalogue.model import BY_BATCH, BY_ERF, UPDATES
+from jaxddp.parity.catalogue.model import BY_BATCH, BY_ERF, UNDER_ROOT, UPDATES
+from jaxddp.parity.diagnosis.forward.answers import multiplied, with_argument, with_options, with_value
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed
+from jaxddp.parity.diagnosis.forward.statistics import affine
 
 NORMS = {
     "layer_norm": "LayerNorm",
@@ -40,7 +42,7 @@ def gelu(call: Call) -> Iterator[Change]:
     if call.name == "gelu":
         other = "none" if call.get("approximate") == "tanh" else "tanh"
         what = BY_ERF if other == "none" else "GELU by tanh"
-        yield Change("gelu_approximation", what, lambda call, proceed, value, /: proceed(call.but(approximate=other)))
+        yield Change("gelu_approximation", what, with_options(approximate=other))
 
 
 def norm_epsilon(call: Call) -> Iterator[Change]:
@@ -49,28 +51,25 @@ def norm_epsilon(call: Call) -> Iterator[Change]:
         default = torch.finfo(call.get("input").dtype).eps if call.name == "rms_norm" else 1e-5
         eps = call.get("eps")
         what, reference = NORMS[call.name], float(default if eps is None else eps)
-        yield _epsilon(what, reference, lambda call, value: call.but(eps=value))
+        yield _epsilon(f"{what} eps", reference, "eps")
     elif call.name in ADDITIONS and len(call.args) > 1 and any(map(_is_root, call.into)):
         added = call.args[1]
         if isinstance(added, float) and 0 < added <= SMALL:
-            yield _epsilon("under a root,", added, lambda call, value: call.but_at(1, value))
+            yield _epsilon(UNDER_ROOT, added, 1)
 
 
 def _is_root(call: Call) -> bool:
     return call.name in ("sqrt", "rsqrt") or (call.name == "pow" and call.args[1] in (0.5, -0.5))
 
 
-def _epsilon(layer: str, reference: float, but: Any) -> Change:
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-        return proceed(but(call, value))
-
-    return Change("norm_epsilon", f"{layer} eps", answer, reference, 1e-6 if reference != 1e-6 else 1e-5)
+def _epsilon(what: str, reference: float, key: int | str) -> Change:
+    return Change("norm_epsilon", what, with_value(key), reference, 1e-6 if reference != 1e-6 else 1e-5)
 
 
 def label_smoothing(call: Call) -> Iterator[Change]:
     """Yield another label smoothing."""
 
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+    def answer(call: Call, proceed: Proceed, value: float) -> Any:
         if call.name == "nll_loss":
             # log_softmax(log_softmax(x)) is log_softmax(x), so log-probabilities can serve as logits.
             options = {name: call.get(name, default) for name, default in _LOSS_DEFAULTS.items()}
@@ -91,7 +90,7 @@ def ignore_index(call: Call) -> Iterator[Change]:
     index = call.get("ignore_index", IGNORE_INDEX)
     counts = call.get("reduction", "mean") != "mean"
 
-    def counted(call: Call, proceed: Proceed, value: float, /) -> Any:
+    def counted(call: Call, proceed: Proceed, value: float) -> Any:
         target = call.get("target")
         valid = target != index
         if counts:
@@ -99,7 +98,7 @@ def ignore_index(call: Call) -> Iterator[Change]:
             return proceed(call)
         return proceed(call) * (float(valid.sum()) / valid.numel())
 
-    def not_ignored(call: Call, proceed: Proceed, value: float, /) -> Any:
+    def not_ignored(call: Call, proceed: Proceed, value: float) -> Any:
         if counts:
             call.count_more(float((call.get("target") == index).sum()))
         return proceed(call.but(ignore_index=IGNORE_INDEX))
@@ -112,7 +111,7 @@ def ignore_index(call: Call) -> Iterator[Change]:
 def weights_not_counted(call: Call) -> Iterator[Change]:
     """Yield a mean of weighted losses over the number of labels."""
 
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+    def answer(call: Call, proceed: Proceed, value: float) -> Any:
         target = call.get("target")
         counted = call.get("weight")[target[target != call.get("ignore_index", IGNORE_INDEX)]]
         return proceed(call) * (counted.sum() / counted.numel())
@@ -127,7 +126,7 @@ def padding_idx(call: Call) -> Iterator[Change]:
     """Yield an embedding whose padding row gets a gradient."""
     if call.name == "embedding" and call.get("padding_idx") is not None:
         what = f"row {call.get('padding_idx')} of an embedding gets a gradient"
-        yield Change("padding_idx", what, lambda call, proceed, value, /: proceed(call.but(padding_idx=None)))
+        yield Change("padding_idx", what, with_options(padding_idx=None))
 
 
 def dropout_rate(call: Call, rates: Sequence[tuple[float, float]]) -> Iterator[Change]:
@@ -150,7 +149,7 @@ def dropout_rate(call: Call, rates: Sequence[tuple[float, float]]) -> Iterator[C
 
 def _with_rate(rate: float) -> Answer:
     # One change may have sites of several functions, whose parameters have different names.
-    return lambda call, proceed, value, /: proceed(call.but(**{DROPOUTS[call.name]: rate}))
+    return lambda call, proceed, value: proceed(call.put(DROPOUTS[call.name], rate))
 
 
 def loss_terms(call: Call) -> Iterator[Change]:
@@ -159,15 +158,8 @@ def loss_terms(call: Call) -> Iterator[Change]:
         return
     for position, term in enumerate(call.args[:2]):
         if isinstance(term, Tensor) and term.requires_grad and term.ndim == 0:
-            yield _scaled_term(position)
-
-
-def _scaled_term(position: int) -> Change:
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-        return proceed(call.but_at(position, call.args[position] * value))
-
-    what = f"the {('first', 'second')[position]} term of a sum of losses times"
-    return Change("auxiliary_loss_scaled", what, answer, 1.0, 2.0, least=-float("inf"))
+            what = f"the {('first', 'second')[position]} term of a sum of losses times"
+            yield multiplied("auxiliary_loss_scaled", what, position)
 
 
 def tied_weights(calls: Sequence[Call], module: nn.Module) -> Iterator[tuple[Call, Change]]:
@@ -183,30 +175,21 @@ def tied_weights(calls: Sequence[Call], module: nn.Module) -> Iterator[tuple[Cal
         if len({(call.name, call.module) for call, _ in places}) > 1:
             for call, position in places:
                 by = "an attribute such as .T" if call.name == "__get__" else call.name
-                yield call, _detached(f"{name} gets no gradient from {by}", position)
-
-
-def _detached(what: str, position: int) -> Change:
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-        return proceed(call.but_at(position, call.args[position].detach()))
-
-    return Change("tied_weights", what, answer)
+                what = f"{name} gets no gradient from {by}"
+                yield call, Change("tied_weights", what, with_argument(position, Tensor.detach))
 
 
 def batch_norm_sync(call: Call) -> Iterator[Change]:
     """Yield BatchNorm with the statistics of all replicas."""
 
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+    def answer(call: Call, proceed: Proceed, value: float) -> Any:
         own = call.get("input")
         inputs = call.gather(own)
-        weight, bias = call.get("weight"), call.get("bias")
         of_all = proceed(call.but(input=torch.cat(list(inputs)), weight=None, bias=None))
         rank = next(rank for rank, other in enumerate(inputs) if other is own)
         first = sum(len(other) for other in inputs[:rank])
         normalised = of_all[first : first + len(own)]
-        shape = (1, -1) + (1,) * (own.ndim - 2)
-        normalised = normalised if weight is None else normalised * weight.view(shape)
-        return normalised if bias is None else normalised + bias.view(shape)
+        return affine(normalised, call, (1, -1) + (1,) * (own.ndim - 2))
 
     if call.name == "batch_norm" and call.get("training"):
         yield Change("batch_norm_sync", "BatchNorm over all replicas", answer, lockstep=True, setting=True)
@@ -215,7 +198,7 @@ def batch_norm_sync(call: Call) -> Iterator[Change]:
 def batch_norm_eval(call: Call, updates: bool) -> Iterator[Change]:
     """Yield BatchNorm in the other mode; `updates`: JAX changes the running statistics, as in training."""
 
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+    def answer(call: Call, proceed: Proceed, value: float) -> Any:
         before = {name: call.get(name).clone() for name in ("running_mean", "running_var")}
         if updates:
             call.run()
@@ -226,28 +209,20 @@ def batch_norm_eval(call: Call, updates: bool) -> Iterator[Change]:
         what = f"{mode}, {UPDATES}" if updates else f"{mode}, and leaves them as they are"
         yield Change("batch_norm_eval", what, answer, setting=True)
     elif call.name == "batch_norm" and updates:
-
-        def trained(call: Call, proceed: Proceed, value: float, /) -> Any:
-            return proceed(call.but(training=True))
-
-        yield Change("batch_norm_eval", BY_BATCH, trained, setting=True)
+        yield Change("batch_norm_eval", BY_BATCH, with_options(training=True), setting=True)
 
 
 def momentum(call: Call) -> Iterator[Change]:
     """Yield another momentum m of BatchNorm's running statistics: running = (1 - m) running + m batch."""
     if _keeps_statistics(call):
         reference = float(call.get("momentum", 0.1))
-
-        def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-            return proceed(call.but(momentum=value))
-
-        yield Change("batch_norm_momentum", "BatchNorm momentum", answer, reference, 1 - reference)
+        yield Change("batch_norm_momentum", "BatchNorm momentum", with_value("momentum"), reference, 1 - reference)
 
 
 def biased_variance(call: Call) -> Iterator[Change]:
     """Yield BatchNorm that keeps the biased variance."""
 
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+    def answer(call: Call, proceed: Proceed, value: float) -> Any:
         x, running = call.get("input"), call.get("running_var")
         # batch_norm keeps running_var for its backward pass, so it gets a copy that nothing changes afterwards.
         moved = running.clone()

@@ -7,17 +7,20 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from jaxddp.parity.diagnosis.forward.calls import OF, Call, CallEdit, Gather, Proceed, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.composites import ATTENTION, cells_of, opened_attention, run_recurrent
-from jaxddp.parity.operations import calling_lines, library_function, line_of_user, moments
+from jaxddp.parity.operations import calling_lines, library_function, lines_of_user, moments
 
 
 class CallTrace(TorchFunctionMode):
     """Context manager that counts calls and replaces those at the patched sites.
+
+    It restores grad mode at its end: a fault can be in the call that ends a `no_grad` block.
 
     Args:
         patches: the faults.
@@ -60,8 +63,17 @@ class CallTrace(TorchFunctionMode):
         self._cells: dict[int, tuple[int, int, Any]] = {}  # id of a weight -> first cell, number of cells, the weight
         self._counter: Counter[str] = Counter()
         self._makers: dict[int, Call] = {}
+        self._with_gradients: list[bool] = []  # one for each time that it was entered
         self.recorded: list[Call] = []
         self.more = 0.0
+
+    def __enter__(self) -> Self:
+        self._with_gradients.append(torch.is_grad_enabled())
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.set_grad_enabled(self._with_gradients.pop())
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -120,9 +132,10 @@ class CallTrace(TorchFunctionMode):
         module = self._modules[-1] if self._modules else None
         real = (x for x in tensors_in(result) if self._reads and not x.is_complex())
         results = tuple(moments(x.detach().numpy()) for x in real)
-        line = line_of_user(calling_lines()) if self._reads else None
+        lines = lines_of_user(calling_lines()) if self._reads else ()
+        line, callers = next(iter(lines), None), lines[1:]
         caller = library_function() if self._reads else ""
-        call = replace(call, module=module, result=result, line=line, results=results, caller=caller)
+        call = replace(call, module=module, result=result, line=line, callers=callers, results=results, caller=caller)
         if call.args and id(call.args[0]) in self._makers:
             self._makers[id(call.args[0])].into.append(call)
         self.recorded.append(call)  # keeps the result alive, so that no other object gets its id

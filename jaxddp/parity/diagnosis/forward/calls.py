@@ -7,7 +7,8 @@ so one mechanism reaches both. A call has a `Site`: the k-th call of a function 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import reduce
+from typing import Any
 
 from torch import Tensor
 
@@ -18,6 +19,11 @@ from jaxddp.parity.operations import Moments, SourceLine
 Site = tuple[str, int]
 Gather = Callable[[Tensor], Sequence[Tensor]]
 
+RELATIVE = (
+    "factor",
+    "addend",
+    "auxiliary_loss_scaled",
+)  # faults whose value changes the reference's
 OF = " of "  # in a site of an inner call: function of part
 
 
@@ -37,8 +43,9 @@ class Call:
         result: return value, if the call was recorded.
         into: recorded calls whose first argument is the result.
         line: the user's line that makes the call, if it was recorded; None: unknown.
+        callers: the user's lines that call the function of `line`, the innermost first.
         results: moments of the tensors that it returned, if it was recorded.
-        within: the call of which it is an inner call; None: it is of the user's program.
+        within: the call that makes it as an inner call; None: the user's program makes it.
         caller: library's function that the user's line calls, if that makes this call.
     """
 
@@ -53,6 +60,7 @@ class Call:
     result: Any = None
     into: list["Call"] = field(default_factory=list)
     line: SourceLine | None = None
+    callers: tuple[SourceLine, ...] = ()
     results: tuple[Moments, ...] = ()
     within: Site | None = None
     caller: str = ""
@@ -67,42 +75,35 @@ class Call:
         """Name of the function, and what an inner call computes: "tanh of the cell state"."""
         return self.site[0]
 
-    def get(self, parameter: str, default: Any = None) -> Any:
-        """Return an argument by its parameter's name."""
-        position = self._position(parameter)
-        return self.args[position] if position < len(self.args) else self.kwargs.get(parameter, default)
+    def get(self, key: int | str, default: Any = None) -> Any:
+        """Return an argument by its place or its parameter's name."""
+        position = self._position(key)
+        return self.args[position] if position < len(self.args) else self.kwargs.get(str(key), default)
+
+    def put(self, key: int | str, value: Any) -> "Call":
+        """Return the call with one argument replaced."""
+        position = self._position(key)
+        if position < len(self.args):
+            return replace(self, args=(*self.args[:position], value, *self.args[position + 1 :]))
+        return replace(self, kwargs={**self.kwargs, str(key): value})
 
     def but(self, **arguments: Any) -> "Call":
         """Return the call with some arguments replaced."""
-        call = self
-        for parameter, value in arguments.items():
-            position = call._position(parameter)
-            if position < len(call.args):
-                call = call.but_at(position, value)
-            else:
-                call = replace(call, kwargs={**call.kwargs, parameter: value})
-        return call
-
-    def but_at(self, position: int, value: Any) -> "Call":
-        """Return the call with one positional argument replaced."""
-        return replace(self, args=(*self.args[:position], value, *self.args[position + 1 :]))
+        return reduce(lambda call, one: call.put(*one), arguments.items(), self)
 
     def run(self) -> Any:
         """Make the call."""
         return self.function(*self.args, **self.kwargs)
 
-    def _position(self, parameter: str) -> int:
-        return [*parameters_of(self.function)].index(parameter)
+    def _position(self, key: int | str) -> int:
+        if isinstance(key, int):
+            return key
+        names = [*parameters_of(self.function)]
+        return names.index(key) if key in names else len(self.args)
 
 
-Proceed = Callable[[Call], Any]
-
-
-class Answer(Protocol):
-    """Function that replaces a call."""
-
-    def __call__(self, call: Call, proceed: Proceed, value: float, /) -> Any:
-        """Return the call's result; `proceed` makes the call, with the other faults planted in it."""
+Proceed = Callable[[Call], Any]  # makes a call, with the other faults planted in it
+Answer = Callable[[Call, Proceed, float], Any]  # returns the result of a call in its place, with an edit's value
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Change:
 
     fault: str
     what: str
-    answer: Answer = lambda call, proceed, value, /: proceed(call)
+    answer: Answer = lambda call, proceed, value: proceed(call)
     reference: float | None = None
     start: float = 0.0
     least: float = 0.0
@@ -178,7 +179,7 @@ class CallEdit(Item):
         where = f"layer {self.where}" if self.where.isdigit() else self.where  # of an nn.Sequential
         has = (
             ""
-            if change.reference is None or change.fault in ("factor", "addend")
+            if change.reference is None or change.fault in RELATIVE
             else f", the reference has {change.reference:.10g}"
         )
         return f"{change.what}{value}{f' in {where}' if where else ''}{has}"

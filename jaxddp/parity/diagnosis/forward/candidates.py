@@ -30,6 +30,8 @@ from jaxddp.parity.operations import Operation, Results, are_near, moments, orig
 PLAIN = 3  # highest tier of an edit that cannot stand for many others
 MOST_PLAIN = 8  # of the port's numbers that are tried two at a time
 LEFT_OUT = ("call_left_out", "operand_left_out", "call_moved")  # edits after which a call returns an input
+# Edits that can stand for many: where several of them do the same, none of them is likely to be what was written.
+LOOSE = frozenset({"factor", "addend", "other_operand", "call_added", "call_moved"})
 
 
 def candidates(
@@ -57,17 +59,17 @@ def candidates(
     firsts = _first_of_sites(calls, _with_movers(calls, parted) if parted.of_torch else range(len(calls)))
     place, here = _first_of_sites(calls, range(len(calls))) | firsts, [*firsts.values()]
     listed = [one for one in known if place.keys() >= one.sites]
-    trial = CallTrial(calls, parted, place)
+    trial, begins = CallTrial(calls, parted, place), _beginnings(calls, place)
     if not parted.of_torch:
         changes = [(calls[k], change) for k in here for change in edits_of_gradients(calls[k], names)]
         listed += patches_of([*changes, *gradients_let_through(calls, names)])
-        return _split(listed, trial, place)
+        return _split(listed, trial, begins)
     again, before = _again(calls, here, place), _before(parted, here)
     edits = [*patches_of(_changes(calls, parted, here, again, before, names))]
     of_numbers = [one for one in (*listed, *edits) if one.change.fault == "number" and one.change.reference is not None]
     some = [*_with_numbers(of_numbers, parted.all_numbers), *_substitutes(calls, parted, here, names)]
-    fitting, others = _split([*_with_numbers([*listed, *edits], parted.likely_numbers)], trial, place)
-    fitting = sorted([*fitting, *filter(trial.gives, some)], key=partial(_order, place))
+    fitting, others = _split([*_with_numbers([*listed, *edits], parted.likely_numbers)], trial, begins)
+    fitting = sorted([*fitting, *filter(trial.gives, some)], key=partial(_order, begins))
     there = {calls[index].site for index in (*again, *before)}
     others = [patch for patch in others if not there >= patch.sites]
     others.sort(key=lambda patch: patch.given or patch.tier > PLAIN)
@@ -76,18 +78,27 @@ def candidates(
 
 
 def _split(
-    patches: Iterable[CallEdit], trial: "CallTrial", place: Mapping[Site, int]
+    patches: Iterable[CallEdit], trial: "CallTrial", begins: Mapping[Site, int]
 ) -> tuple[list[CallEdit], list[CallEdit]]:
     """Return the patches that fit, and the others, in the order of the calls."""
     fitting: list[CallEdit] = []
     others: list[CallEdit] = []
-    for patch in sorted(patches, key=partial(_order, place)):
+    for patch in sorted(patches, key=partial(_order, begins)):
         (fitting if trial.fits(patch) else others).append(patch)
     return fitting, others
 
 
-def _order(place: Mapping[Site, int], patch: CallEdit) -> tuple[int, int]:
-    return min(map(place.__getitem__, patch.sites)), patch.tier
+def _order(begins: Mapping[Site, int], patch: CallEdit) -> tuple[int, int]:
+    return min(map(begins.__getitem__, patch.sites)), patch.tier
+
+
+def _beginnings(calls: Sequence[Call], place: Mapping[Site, int]) -> dict[Site, int]:
+    """Return where the call of each site begins: one that is opened, with the first of its inner calls."""
+    begins = dict(place)
+    for k, call in reversed([*enumerate(calls)]):
+        if call.within is not None:
+            begins[call.within] = k
+    return begins
 
 
 def _changes(
@@ -226,7 +237,7 @@ def _first_of_sites(calls: Sequence[Call], indices: Iterable[int]) -> dict[Site,
 
 def _with_movers(calls: Sequence[Call], parted: Parting) -> list[int]:
     """Return the calls that part, and those that moments may not show: before them, moves of values; around them, the
-    calls of which they are inner calls, and all moves inside of these.
+    calls that make them as inner calls, and all moves inside of these.
     """
     found = set(parted.of_torch)
     waiting = list(origins(parted.torch, found))

@@ -40,7 +40,7 @@ def _with_exchanged(first: Site, second: Site, position: int) -> Answer:
     """Return an answer that notes two products, and makes them with exchanged factors where they are added."""
     noted = threading.local()  # each replica runs in its own thread
 
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+    def answer(call: Call, proceed: Proceed, value: float) -> Any:
         if call.site == first:
             noted.first = call
             return proceed(call)
@@ -48,8 +48,8 @@ def _with_exchanged(first: Site, second: Site, position: int) -> Answer:
             noted.second = call
             return proceed(call)
         one, other = noted.first, noted.second
-        products = one.but_at(1, other.args[position]), other.but_at(position, one.args[1])
-        return proceed(call.but_at(0, products[0].run()).but_at(1, products[1].run()))
+        products = one.put(1, other.args[position]), other.put(position, one.args[1])
+        return proceed(call.put(0, products[0].run()).put(1, products[1].run()))
 
     return answer
 

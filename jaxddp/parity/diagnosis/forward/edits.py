@@ -5,27 +5,26 @@ Each function yields the changes that an edit may make to a call; an edit that d
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from jaxddp.parity.diagnosis.forward.answers import with_argument, with_result, with_value
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, tensors_in
 from jaxddp.parity.diagnosis.forward.function_edits import is_number, other_functions
 from jaxddp.parity.diagnosis.forward.index_edits import edits_of_indices
 from jaxddp.parity.diagnosis.forward.signatures import parameters_of
+from jaxddp.parity.diagnosis.forward.statistics import normalized_axes
 
 ORDERS = {"p": (1.0, 2.0, math.inf), "ord": (1.0, 2.0, math.inf)}  # of a norm
-Replace = Callable[[Call, Any], Call]  # returns the call with another value
 AXES = ("dim", "dims", "axis", "dim0", "dim1")
 NOT_TRIED = (*AXES, "normalized_shape", "chunks", "num_layers", "groups", "dtype", "_stacklevel", "inplace", "keepdim")
 MOVERS = (
     *("reshape", "view", "flatten", "unflatten", "permute", "transpose", "movedim", "swapaxes", "t", "flip", "roll"),
     *("__getitem__", "chunk", "split", "unbind", "cat", "stack", "squeeze", "unsqueeze", "expand", "repeat", "gather"),
-    *("__get__", "contiguous", "sort", "arange", "index_select", "unfold", "narrow", "select"),
+    *("__get__", "contiguous", "sort", "arange", "index_select", "unfold", "narrow", "select", "repeat_interleave"),
 )
 OPTIONS: dict[str, tuple[str, ...]] = {
     "reduction": ("mean", "sum"),
@@ -59,26 +58,15 @@ def edits_of_arguments(call: Call, names: Mapping[int, str]) -> Iterator[Change]
         yield from edits(call)
 
 
-def arguments_of(call: Call) -> Iterator[tuple[str, Any, Replace]]:
-    """Yield parameter, value, and a function that replaces the value in a call; parameters by default too."""
+def arguments_of(call: Call) -> Iterator[tuple[str, Any, int | str]]:
+    """Yield parameter, value, and the key by which a call replaces the value; parameters by default too."""
     parameters = parameters_of(call.function)
     names = [*parameters, *(f"argument {k + 1}" for k in range(len(parameters), len(call.args)))]
-    for position, value in enumerate(call.args):
-        yield names[position], value, partial(_at_position, position)
+    yield from ((names[position], value, position) for position, value in enumerate(call.args))
     for name, default in parameters.items():
         if name in call.kwargs or (name not in names[: len(call.args)] and isinstance(default, int | float | str)):
-            yield name, call.kwargs.get(name, default), partial(_by_name, name)
-    for name, value in call.kwargs.items():
-        if name not in parameters:
-            yield name, value, partial(_by_name, name)
-
-
-def _at_position(position: int, call: Call, value: Any) -> Call:
-    return call.but_at(position, value)
-
-
-def _by_name(name: str, call: Call, value: Any) -> Call:
-    return replace(call, kwargs={**call.kwargs, name: value})
+            yield name, call.kwargs.get(name, default), name
+    yield from ((name, value, name) for name, value in call.kwargs.items() if name not in parameters)
 
 
 def numbers_of(call: Call) -> Iterator[float]:
@@ -90,7 +78,7 @@ def numbers_of(call: Call) -> Iterator[float]:
 
 def numbers(call: Call, of: str) -> Iterator[Change]:
     """Yield another number in place of each number: any for a float, a neighbour for an integer that counts."""
-    for name, value, but in arguments_of(call):
+    for name, value, key in arguments_of(call):
         if not is_number(value) or name in NOT_TRIED:
             continue
         is_operand = call.name in OPERANDS and name != "alpha"
@@ -104,61 +92,38 @@ def numbers(call: Call, of: str) -> Iterator[Change]:
             for other in ORDERS[name]:
                 if other != value:
                     says = f"{call.words}'s {name} {other:g} instead of {value:g}"
-                    yield Change("number", says, _with(but, other), tier=2)
+                    yield Change("number", says, _with(key, other), tier=2)
         elif isinstance(value, float) or call.name in OPERANDS or name == "value":
             start = 2.0 * value if value and math.isfinite(value) else 1.0
-            fitted = _with(but)
+            fitted = with_value(key)
             yield Change("number", what, fitted, float(value), start, least=-float("inf"), group=group, tier=2)
         else:
             for other in dict.fromkeys((value + 1, value - 1, 2 * value, value // 2, 1)):
                 if other == value:
                     continue
                 says = f"{what} {other} instead of {value}"
-                yield Change("number", says, _with(but, other), tier=2)
+                yield Change("number", says, _with(key, other), tier=2)
 
 
-def _with(but: Replace, *fixed: Any) -> Answer:
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-        return proceed(but(call, fixed[0] if fixed else value))
-
-    return answer
+def _with(key: int | str, other: Any) -> Answer:
+    return with_argument(key, lambda value: other)
 
 
 def axes(call: Call) -> Iterator[Change]:
     """Yield another axis."""
     shape = next((x.shape for x in call.args if isinstance(x, Tensor)), ())
-    for name, value, but in arguments_of(call):
+    for name, value, key in arguments_of(call):
         if name in AXES and isinstance(value, int) and not isinstance(value, bool):
             for axis in range(len(shape)):
                 if axis != value % len(shape):
                     what = f"{call.words} over axis {axis} instead of {value % len(shape)}"
-                    yield Change("other_axis", what, _with(but, axis), tier=3)
-
-
-def normalized_axes(call: Call) -> Iterator[Change]:
-    """Yield a layer norm over other axes, with the weights of the last ones."""
-    if call.name != "layer_norm":
-        return
-    x, count = call.get("input"), len(call.get("normalized_shape"))
-    given = tuple(range(x.ndim - count, x.ndim))
-    for axes in [*((axis,) for axis in range(x.ndim)), *(tuple(range(first, x.ndim)) for first in range(x.ndim))]:
-        if axes != given:
-
-            def answer(call: Call, proceed: Proceed, value: float, /, axes: tuple[int, ...] = axes) -> Any:
-                x, weight, bias = (call.get(name) for name in ("input", "weight", "bias"))
-                variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
-                normalised = (x - mean) * torch.rsqrt(variance + call.get("eps", 1e-5))
-                normalised = normalised if weight is None else normalised * weight
-                return normalised if bias is None else normalised + bias
-
-            what = f"layer_norm over the axes {_listed(axes)} instead of {_listed(given)}"
-            yield Change("other_axis", what, answer, tier=3)
+                    yield Change("other_axis", what, _with(key, axis), tier=3)
 
 
 def masked_scores(call: Call) -> Iterator[Change]:
     """Yield another score of what an attention mask hides than minus infinity."""
 
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+    def answer(call: Call, proceed: Proceed, value: float) -> Any:
         query, key, values, mask = call.args[:3] + (call.get("attn_mask"),)
         scores = query @ key.transpose(-2, -1) * (call.get("scale") or query.shape[-1] ** -0.5)
         return scores.masked_fill(~mask, value).softmax(-1) @ values
@@ -170,14 +135,10 @@ def masked_scores(call: Call) -> Iterator[Change]:
             yield Change("number", what, answer, -float("inf"), 0.0, least=-float("inf"), tier=2)
 
 
-def _listed(axes: Sequence[int]) -> str:
-    return " and ".join(map(str, axes))
-
-
 def options(call: Call) -> Iterator[Change]:
     """Yield the other value of a bool, another one of a mode, and no tensor where none is the default."""
     defaults = parameters_of(call.function)
-    for name, value, but in arguments_of(call):
+    for name, value, key in arguments_of(call):
         if name in NOT_TRIED:
             continue
         others: Sequence[Any] = ()
@@ -191,17 +152,14 @@ def options(call: Call) -> Iterator[Change]:
             without = f"{call.words} without {name}"
             zeros = " (zeros)" if other == "constant" else ""
             what = without if other is None else f"{call.words}'s {name} {other!r}{zeros} instead of {value!r}"
-            yield Change("other_option", what, _with(but, other), tier=3)
+            yield Change("other_option", what, _with(key, other), tier=3)
 
 
 def not_rescaled(call: Call) -> Iterator[Change]:
     """Yield dropout whose kept values stay as they are."""
     if call.name.startswith("dropout") and call.get("training", True) and 0 < (p := call.get("p", 0.5)) < 1:
-
-        def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-            return proceed(call) * (1 - p)
-
-        yield Change("other_option", f"{call.words} without the division by 1 - p = {1 - p:.4g}", answer, tier=3)
+        what = f"{call.words} without the division by 1 - p = {1 - p:.4g}"
+        yield Change("other_option", what, with_result(lambda x: x * (1 - p)), tier=3)
 
 
 def orders_of(count: int, most: int = 24) -> Iterator[tuple[int, ...]]:

@@ -83,7 +83,7 @@ def find_faults(
         probe: a step and replicas that differ.
         floor: the largest residual that counts as rounding.
         replays: number of replays after which nothing more is tried; the same on every machine, unlike a time.
-        leading: faults one of which every pair must contain; None: any.
+        leading: every pair must contain one of these faults; None: any.
         thrifty: replays are slow, so stop after the first complete explanation, except for faults that scored almost
             as well.
         pairs: try two faults at a time, too.

@@ -42,7 +42,7 @@ class Item(ABC):
         """Return whether the two cannot be planted together."""
 
     def is_wider(self, other: object) -> bool:
-        """Return whether this is the other fault in more places, of which the further ones may make no difference."""
+        """Return whether this is the other fault in more places, where the further ones may make no difference."""
         return False
 
     @property

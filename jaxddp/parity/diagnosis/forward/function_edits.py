@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from jaxddp.parity.diagnosis.forward.calls import Call, Change, Proceed, tensors_in
+from jaxddp.parity.diagnosis.forward.answers import instead
+from jaxddp.parity.diagnosis.forward.calls import Call, Change, tensors_in
 
 Family = Sequence[tuple[str, Callable[..., Any]]]  # functions that take the same arguments, with their names
 
@@ -97,7 +98,7 @@ def other_functions(call: Call, of: str) -> Iterator[Change]:
         other, function = BY_NUMBER[call.name]
         what = f"{other} by {call.args[1]:.10g} instead of {call.name}"
         # Both sides have this number, which says more than a number that one of them would have made of it.
-        yield Change("other_function", what, lambda call, proceed, value, /: function(*call.args), tier=1)
+        yield Change("other_function", what, instead(function, lambda call: (call.args, {})), tier=1)
 
 
 def families_of(call: Call) -> Iterator[Family]:
@@ -110,13 +111,8 @@ def families_of(call: Call) -> Iterator[Family]:
 def _others(call: Call, family: Family, given: Callable[[Call], tuple[Any, Any]], of: str = "") -> Iterator[Change]:
     for name, function in family:
         if name != call.name.rstrip("_"):
-
-            def answer(call: Call, proceed: Proceed, value: float, /, function: Any = function) -> Any:
-                args, kwargs = given(call)
-                return function(*args, **kwargs)
-
             what = f"{name} instead of {call.words.rstrip('_')}"
-            yield Change("other_function", f"{what}{of}", answer, group=what, tier=3)
+            yield Change("other_function", f"{what}{of}", instead(function, given), group=what, tier=3)
 
 
 def _tensors(call: Call) -> list[Tensor]:

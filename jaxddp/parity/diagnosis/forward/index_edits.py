@@ -1,4 +1,4 @@
-"""Edits of which elements a call takes: another index or its neighbours, a slice moved, other rows, no elements."""
+"""Edits of the elements that a call takes: another index or its neighbours, a slice moved, other rows, no elements."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,11 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jaxddp.parity.diagnosis.forward.answers import with_argument, with_result
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Proceed
 
 # Function -> place of the indices among its arguments.
 TABLES = {"embedding": 0, "index_select": 2, "gather": 2}
-NEIGHBOURS = ("at the ends the end itself", "at an end the other end")
+NEIGHBOURS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "at the ends the end itself": lambda index, size: index.clamp(0, size - 1),
+    "at an end the other end": lambda index, size: index % size,
+}
 ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "row 0 for every index": torch.zeros_like,
     "the row behind that of each index": lambda index: index + 1,
@@ -34,14 +38,14 @@ def _indices(call: Call) -> Iterator[Change]:
     indices = index if isinstance(index, tuple) else (index,)
     for position, (part, size) in enumerate(zip(indices, source.shape, strict=False)):
         if isinstance(part, Tensor) and not part.is_floating_point() and part.dtype != torch.bool:
-            for by, ends in itertools.product((-1, 1), NEIGHBOURS):
+            for by, (ends, within) in itertools.product((-1, 1), NEIGHBOURS.items()):
                 what = f"the index {'before' if by < 0 else 'after'}, {ends}, instead of the index"
-                yield Change("other_index", what, _neighbouring(position, by, ends), tier=3)
+                yield Change("other_index", what, _at(position, partial(_neighbour, by, within)), tier=3)
             continue
         if isinstance(part, int) and not isinstance(part, bool):
             last = ", the last," if part % size == size - 1 else ""
             what = f"values at index {part}{last} of axis {position} count as 0: they are left out"
-            yield Change("other_index", what, _zeros, tier=2)
+            yield Change("other_index", what, with_result(torch.zeros_like), tier=2)
         others: list[Any] = []
         if isinstance(part, int) and not isinstance(part, bool):
             others = [i for i in dict.fromkeys((0, size - 1, part % size + 1, part % size - 1)) if i != part % size]
@@ -49,30 +53,27 @@ def _indices(call: Call) -> Iterator[Change]:
             start, stop, _ = part.indices(size)
             others = [slice(start + by, stop + by) for by in (-1, 1) if start + by >= 0 and stop + by <= size]
         for other in others:
-            changed = (*indices[:position], other, *indices[position + 1 :])
             what = f"index {_in_words(other)} instead of {_in_words(part)}"
-            yield Change("other_index", what, _given(1, partial(_changed, changed)), tier=3)
+            yield Change("other_index", what, _at(position, partial(_other, other)), tier=3)
 
 
-def _neighbouring(position: int, by: int, ends: str) -> Answer:
-    """Return an answer that takes neighbours of the elements at a tensor of indices."""
+def _at(position: int, other: Callable[[Any, int], Any]) -> Answer:
+    """Return the answer that takes other elements along an axis: a function of the index and the size."""
 
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-        index = call.args[1]
-        indices = index if isinstance(index, tuple) else (index,)
-        size = call.args[0].shape[position]
-        other = indices[position] + by
-        other = other.clamp(0, size - 1) if ends == NEIGHBOURS[0] else other % size
-        return proceed(call.but_at(1, (*indices[:position], other, *indices[position + 1 :])))
+    def answer(call: Call, proceed: Proceed, value: float) -> Any:
+        source, index = call.args
+        indices = [*index] if isinstance(index, tuple) else [index]
+        indices[position] = other(indices[position], source.shape[position])
+        return proceed(call.put(1, tuple(indices)))
 
     return answer
 
 
-def _zeros(call: Call, proceed: Proceed, value: float, /) -> Any:
-    return torch.zeros_like(proceed(call))
+def _neighbour(by: int, within: Callable[[Tensor, int], Tensor], index: Tensor, size: int) -> Tensor:
+    return within(index + by, size)
 
 
-def _changed(other: Any, index: Any) -> Any:
+def _other(other: Any, index: Any, size: int) -> Any:
     return other
 
 
@@ -81,18 +82,15 @@ def _ranges(call: Call) -> Iterator[Change]:
     if call.name == "arange" and all(isinstance(x, int) for x in call.args):
         first = call.args[0] if len(call.args) > 1 else 0
         for by in (1, -1):
-
-            def answer(call: Call, proceed: Proceed, value: float, /, by: int = by) -> Any:
-                return proceed(call) + by
-
-            yield Change("number", f"arange starts at {first + by} instead of {first}", answer, tier=2)
+            what = f"arange starts at {first + by} instead of {first}"
+            yield Change("number", what, with_result(partial(torch.add, by)), tier=2)
 
 
 def _rows(call: Call) -> Iterator[Change]:
     """Yield other rows of a table than those of its indices."""
     if (place := TABLES.get(call.name)) is not None and len(call.args) > place:
         for which, other in ROWS.items():
-            yield Change("other_index", f"{call.name} takes {which}", _given(place, other), tier=3)
+            yield Change("other_index", f"{call.name} takes {which}", with_argument(place, other), tier=3)
 
 
 def shifts(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str]) -> Iterator[CallEdit]:
@@ -117,20 +115,9 @@ def shifts(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str])
                 ends = {first.site: slice(None, -distance), second.site: slice(distance, None)}
                 name = names.get(id(first.args[0]), "a tensor")
                 what = f"slices of {name} shifted by {distance} instead of {by}"
-                changes = {site: Change("other_index", what, _sliced(place, end), tier=3) for site, end in ends.items()}
+                answers = {site: _at(place, partial(_other, end)) for site, end in ends.items()}
+                changes = {site: Change("other_index", what, answer, tier=3) for site, answer in answers.items()}
                 yield CallEdit(changes[first.site], frozenset(changes), changes=changes)
-
-
-def _sliced(place: int, end: slice) -> Answer:
-    def other(index: Any) -> Any:
-        return (*index[:place], end, *index[place + 1 :]) if isinstance(index, tuple) else end
-
-    return _given(1, other)
-
-
-def _given(place: int, other: Callable[[Any], Any]) -> Answer:
-    """Return an answer that changes an argument."""
-    return lambda call, proceed, value, /: proceed(call.but_at(place, other(call.args[place])))
 
 
 def _in_words(index: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
+from jaxddp.parity.diagnosis.forward.answers import with_argument
 from jaxddp.parity.diagnosis.forward.calls import Call, Change, Proceed
 
 RESHAPES = ("flatten", "reshape", "view", "unflatten")
@@ -27,7 +28,7 @@ def same_padding(call: Call) -> Iterator[Change]:
     symmetric = [number for padding in _each(call, call.get("padding", 0)) for number in (padding, padding)]
     if _same(call) != symmetric:
 
-        def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        def answer(call: Call, proceed: Proceed, value: float) -> Any:
             # The call may be another layer of the group.
             fill = -math.inf if call.name.startswith("max_pool") else 0.0
             pads = _same(call)
@@ -80,14 +81,14 @@ def flattened_axes(call: Call) -> Iterator[Change]:
 
 
 def _merged(order: Sequence[int]) -> Change:
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+    def answer(call: Call, proceed: Proceed, value: float) -> Any:
         return call.args[0].permute(tuple(order)).reshape(call.run().shape)
 
     return Change("layout", f"axes {tuple(range(len(order)))} merged in the order {tuple(order)}", answer)
 
 
 def _split(order: Sequence[int]) -> Change:
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+    def answer(call: Call, proceed: Proceed, value: float) -> Any:
         shape = call.run().shape
         back = [order.index(axis) for axis in range(len(order))]
         return call.args[0].reshape([shape[axis] for axis in order]).permute(back)
@@ -138,7 +139,4 @@ def kernel_axes(call: Call) -> Iterator[Change]:
 
 
 def _kernel(what: str, other: Callable[[Tensor], Tensor]) -> Change:
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-        return proceed(call.but(weight=other(call.get("weight"))))
-
-    return Change("layout", what, answer)
+    return Change("layout", what, with_argument("weight", other))

@@ -31,16 +31,16 @@ from jaxddp.parity.diagnosis.forward.combined import (
     counts_of,
     reference_combination,
 )
-from jaxddp.parity.diagnosis.forward.deviation import deviation
+from jaxddp.parity.diagnosis.forward.fault_lines import lines_of_items
 from jaxddp.parity.diagnosis.forward.fault_search import find_faults, worst_rank
 from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.forward.layout import flattened_axes, kernel_axes, same_padding
 from jaxddp.parity.diagnosis.forward.precision import reduced_precision
-from jaxddp.parity.diagnosis.forward.reading import Reading
-from jaxddp.parity.diagnosis.forward.reading_search import ReadingSearch, lines_of_items
+from jaxddp.parity.diagnosis.forward.reading import Reading, parted_with
+from jaxddp.parity.diagnosis.forward.reading_search import ReadingSearch
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
 from jaxddp.parity.diagnosis.forward.sites import beginning_in, between, patches_of
-from jaxddp.parity.diagnosis.forward.variance import fast_variance
+from jaxddp.parity.diagnosis.forward.statistics import deviation, fast_variance
 
 __all__ = ["FLOOR", "ModelEvidence", "ModelStep", "differs", "search_model"]
 
@@ -51,6 +51,8 @@ PER_FAULT = 10  # replays for each fault at least; measured: a pair among 70 fau
 OF_A_CALL = 1000  # elements that take as long as a call
 AT_LEAST = 150  # replays of a search over the largest model; measured: enough for an eps in a GPT of 124 million
 FLOOR = 1e-12  # measured: right hypotheses leave up to 8e-15, wrong ones 8e-12 or more
+# Faults that may take a term for 0; not tried where the port computes a term that is 0 for another reason.
+MAY_LEAVE_OUT = frozenset({"auxiliary_loss_scaled", "loss_scale", "factor", "operand_left_out"})
 OF_ONE_CALL = (
     *(gelu, norm_epsilon, label_smoothing, ignore_index, padding_idx, loss_terms, batch_norm_sync),
     *(weights_not_counted, same_padding, flattened_axes, kernel_axes, fast_variance, deviation, chosen_term, clamps),
@@ -97,19 +99,26 @@ def search_model(
         leading = [*beginning_in(between(calls, *evidence.between), patches, calls)]
         items = [*leading] if evidence.thrifty else items
     replays = max(replays_of(calls), PER_FAULT * len(items)) if replays is None else replays
+    reading = evidence.reading
+    if reading is not None and not (reading.program and _is_finite(subject, reading)):
+        reading = None
+    hides = reading is not None and parted_with(subject, reading, ())[1].computes_zero
+    excluded = MAY_LEAVE_OUT if hides else frozenset()
+    items = [item for item in items if excluded.isdisjoint(item.faults)]
     known = partial(find_faults, subject, items, (step, (rank,)), floor, replays, leading, evidence.thrifty)
-    if evidence.reading is None or not evidence.reading.program or not _is_finite(subject, evidence.reading):
+    if reading is None:
         return known()
     ruling, named = known(pairs=False)
     patches = [item for item in items if isinstance(item, CallEdit) and item.sites]
     names = {id(parameter): name for name, parameter in evidence.module.named_parameters()}
-    batch = evidence.steps[evidence.reading.step].micro_batches[evidence.reading.rank][0]
+    batch = evidence.steps[reading.step].micro_batches[reading.rank][0]
     inputs = {id(x): name for name, x in batch.items()}
-    search = ReadingSearch(subject, evidence.reading, patches, names, inputs, floor)
+    search = ReadingSearch(subject, reading, patches, names, inputs, floor, excluded)
     if not ruling.named:
         ruling, named = search.find() or known()
     partly = "" if ruling.named else search.partly()
-    return replace(ruling, lines=lines_of_items(subject, evidence.reading, named), partly=partly), named
+    lines = lines_of_items(subject, reading, named, evidence.made)
+    return replace(ruling, lines=lines, partly=partly), named
 
 
 def _is_finite(subject: "LossAndGradients", reading: Reading) -> bool:
@@ -204,12 +213,18 @@ class MovedWeights(LossAndGradients):
         """Return the calls of a step; that which makes the first of the parameters is the last."""
         calls = super().calls(step, rank, patches, reads)
         moved = self._evidence.module.get_parameter(self._evidence.moved[0])
-        last = max(k for k, call in enumerate(calls) if call.result is moved)
-        return [*calls[:last], *calls[last + 1 :], calls[last]]
+        made = [k for k, call in enumerate(calls) if _is_memory_of(call.result, moved)]
+        return [*calls[: made[-1]], *calls[made[-1] + 1 :], calls[made[-1]]] if made else calls
 
     def items(self, step: int, rank: int, calls: Sequence[Call]) -> list[Item]:
         """Return no faults of the catalogue, which are those of losses."""
         return []
+
+
+def _is_memory_of(x: Any, parameter: Tensor) -> bool:
+    """Return whether a tensor is a parameter, or its `data`."""
+    same = isinstance(x, Tensor) and x.shape == parameter.shape
+    return same and x.data_ptr() == parameter.data_ptr()
 
 
 class ReceivedGradients(LossAndGradients):

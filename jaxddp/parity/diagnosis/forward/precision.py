@@ -79,7 +79,7 @@ def round_mantissa(x: Tensor, bits: int) -> Tensor:
 
 
 def _change(what: str, rounding: _Rounding) -> Change:
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+    def answer(call: Call, proceed: Proceed, value: float) -> Any:
         if call.name == "scaled_dot_product_attention":
             return _attention(call, rounding)
         if call.name == "einsum":
@@ -87,7 +87,7 @@ def _change(what: str, rounding: _Rounding) -> Change:
             return rounding.output(torch.einsum(call.args[0], *map(rounding.input, operands)))
         if call.name in ("matmul", "bmm"):
             for position in range(2):
-                call = call.but_at(position, rounding.input(call.args[position]))
+                call = call.put(position, rounding.input(call.args[position]))
             return rounding.output(proceed(call))
         bias = call.get("bias")
         rounded = {name: rounding.input(call.get(name)) for name in ("input", "weight")}

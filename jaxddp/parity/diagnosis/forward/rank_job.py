@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.convert import tied_names, under_all_names
@@ -25,6 +26,7 @@ from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of
 from jaxddp.parity.processes import Tell, free_at_once
 from jaxddp.parity.records import COUNTER, Lazy, Records, StoredRecord, Tensors, is_large_model, of_loss
+from jaxddp.parity.torch_side.made_lines import lines_of_layers, noted
 from jaxddp.parity.torch_side.rank import batch_sizes, rank_folder
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
 from torch_ref.distributed import World
@@ -89,7 +91,8 @@ class ForwardDiagnosis:
                 return self._search(searching)
 
     def _search(self, searching: Callable[[], None]) -> tuple[Ruling | None, Ruling | None]:
-        side = make_side(self.source, max(self.steps) + 1, "float64")
+        with noted(nn.Module) as made:
+            side = make_side(self.source, max(self.steps) + 1, "float64")
         normalization = side.facts.loss_normalization
         steps = _steps(self, side)
         loss_fn = _loss_fn(self, side, steps)
@@ -109,6 +112,7 @@ class ForwardDiagnosis:
             reading=self.reading and replace(self.reading, step=self.steps.index(self.reading.step)),
             moved=self.moved,
             received=(lambda: loss_fn.received) if self.received and isinstance(loss_fn, LossOfStep) else None,
+            made=lines_of_layers(side.model, made),
         )
         try:
             if self.loss and not differs(evidence):

@@ -1,15 +1,17 @@
-"""Read both programs of a loss, torch's calls and the port's equations: where they part, and their lines."""
+"""Read both programs of a loss, torch's calls and the port's equations: where they part."""
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from jaxddp.parity.diagnosis.forward.calls import Call, tensors_in
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import numbers_of
-from jaxddp.parity.operations import Lines, Operation, Operations, Results, SourceLine, differing, origins, readings
+from jaxddp.parity.diagnosis.forward.fit import Subject
+from jaxddp.parity.operations import Operation, Operations, SourceLine, differing, needed_by, readings
 
 NO_TRACE = (0.0, 1.0)  # numbers of a port that may leave no trace in its program: x + 0, 1 * x
+SUMS = ("reduce_sum", "dot_general")  # primitives that add values up
 MOST_NUMBERS = 24  # of the port that are tried in a place
 
 
@@ -20,11 +22,13 @@ class Reading:
     Attributes:
         program: equations of the jax loss; (): they could not be read.
         step, rank: step (index into the evidence's steps) and rank whose first micro-batch they computed.
+        model: the line that returns the port's model; None: unknown.
     """
 
     program: Operations
     step: int
     rank: int
+    model: SourceLine | None = None
 
 
 def program_of(calls: Sequence[Call]) -> Operations:
@@ -43,7 +47,8 @@ def program_of(calls: Sequence[Call]) -> Operations:
     for index, call in enumerate(calls):
         given = tensors_in((call.args, call.kwargs))
         inputs = dict.fromkeys(makers[id(x)] for x in given if id(x) in makers)
-        operations.append(Operation(call.name, tuple(inputs), tuple(numbers_of(call)), call.line, call.results))
+        made, numbers = tuple(inputs), tuple(numbers_of(call))
+        operations.append(Operation(call.name, made, numbers, call.line, call.results, call.callers))
         if call.site not in opened:
             makers |= {id(x): index for x in tensors_in(call.result)}
     return tuple(operations)
@@ -75,6 +80,12 @@ class Parting:
         return tuple(dict.fromkeys(number for index in self.of_jax for number in self.jax[index].numbers))
 
     @property
+    def computes_zero(self) -> bool:
+        """Return whether only the port's loss depends on a sum of values that is 0: a term that its values hide."""
+        jax = any(_is_zero(self.jax[k]) and self.jax[k].name in SUMS for k in needed_by(self.jax))
+        return jax and not any(_is_zero(self.torch[k]) for k in needed_by(self.torch))
+
+    @property
     def likely_numbers(self) -> list[float]:
         """Numbers to try: those, what Python may have made of them, and those that may leave no trace."""
         ways = zip(*map(readings, self.numbers), strict=False)
@@ -84,13 +95,13 @@ class Parting:
     @property
     def primitives(self) -> frozenset[str]:
         """Primitives of the port's operations here, and of those before them that only change an order."""
-        before, waiting = set(self.of_jax), [*self.of_jax]
-        while waiting:
-            more = set(self.jax[waiting.pop()].inputs) - before
-            before |= more
-            waiting += more
-        orders = {self.jax[index].name for index in before}.intersection(("rev", "sort"))
+        orders = {self.jax[index].name for index in needed_by(self.jax, self.of_jax)}.intersection(("rev", "sort"))
         return frozenset(orders | {self.jax[index].name for index in self.of_jax})
+
+
+def _is_zero(one: Operation) -> bool:
+    """Return whether an operation computes the number 0."""
+    return bool(one.inputs) and any(x.size == 1 and x.absolute == 0 for x in one.results)
 
 
 def parting(torch: Operations, jax: Operations) -> Parting:
@@ -98,41 +109,14 @@ def parting(torch: Operations, jax: Operations) -> Parting:
     return Parting(torch, jax, tuple(differing(torch, jax)), tuple(differing(jax, torch)))
 
 
-def lines_of(parted: Parting, index: int | None = None, number: float | None = None) -> Lines:
-    """Return the lines of a fault.
+class LossSubject(Subject, Protocol):
+    """A subject whose calls can be recorded."""
 
-    Args:
-        parted: where the programs part, with all other faults planted.
-        index: torch's call that is at fault; None: the first that parts.
-        number: the port's number, if the fault is a number.
-    """
-    if index is None:
-        index = min(origins(parted.torch, parted.of_torch), default=None)
-    return Lines(_line_of_jax(parted, index, number), None if index is None else parted.torch[index].line)
+    def calls(self, step: int, rank: int, patches: Sequence[CallEdit] = (), reads: bool = False) -> list[Call]:
+        """Return the calls of the loss, with faults planted."""
 
 
-def last_lines(parted: Parting) -> Lines:
-    """Return the lines that end the loss."""
-    of_jax, of_torch = (
-        next((one.line for one in reversed(program) if one.line is not None), None)
-        for program in (parted.jax, parted.torch)
-    )
-    return Lines(of_jax, of_torch)
-
-
-def _line_of_jax(parted: Parting, index: int | None, number: float | None) -> SourceLine | None:
-    """Return the port's line that has the number; else the first that parts, or one that does what torch's does."""
-    region = [parted.jax[k] for k in parted.of_jax if parted.jax[k].line is not None]
-    if number is not None:
-        for one in region:
-            if any(math.isclose(x, y, rel_tol=1e-9) for x in one.numbers for y in readings(number)):
-                return one.line
-    inside = set(parted.of_jax)
-    for k in parted.of_jax:  # the first that is given what both sides compute
-        one = parted.jax[k]
-        if one.line is not None and one.inputs and not inside.intersection(one.inputs):
-            return one.line
-    if region:
-        return region[0].line
-    twins = () if index is None else parted.jax
-    return next((one.line for one in twins if one.line and Results((one,)).has(parted.torch[index or 0])), None)
+def parted_with(subject: LossSubject, reading: Reading, known: tuple[CallEdit, ...]) -> tuple[list[Call], Parting]:
+    """Return the calls of the loss with some faults planted, and where they part from the port's program."""
+    calls = subject.calls(reading.step, reading.rank, known, reads=True)
+    return calls, parting(program_of(calls), reading.program)

@@ -3,57 +3,22 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
+from jaxddp.parity.catalogue import FAULTS
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
-from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
-from jaxddp.parity.diagnosis.forward.candidates import LEFT_OUT, PLAIN, candidates
+from jaxddp.parity.diagnosis.forward.calls import CallEdit
+from jaxddp.parity.diagnosis.forward.candidates import LEFT_OUT, LOOSE, PLAIN, candidates
 from jaxddp.parity.diagnosis.forward.fault_search import Explanation, confirm, find_faults
 from jaxddp.parity.diagnosis.forward.fit import IMPOSSIBLE, Item, Stages, Subject
-from jaxddp.parity.diagnosis.forward.reading import Parting, Reading, last_lines, lines_of, parting, program_of
-from jaxddp.parity.operations import Lines
+from jaxddp.parity.diagnosis.forward.reading import NO_TRACE, LossSubject, Reading, parted_with
 
 BATCH = 96  # edits that are tried before it is asked whether one explains the difference
 PER_FAULT = 10  # replays for each edit
-FAULTS = 3  # most faults that are found one after the other
+MOST_FAULTS = 3  # that are found one after the other
 OTHERS = 4 * BATCH  # most edits that are tried although no call, edited, returns what the port computes
-# Edits that can stand for many: where several of them do the same, none of them is likely to be what was written.
-LOOSE = frozenset({"factor", "addend", "other_operand", "call_added", "call_moved"})
+SURE = FAULTS.keys() | {"number", "other_axis", "other_function", "other_option"}  # what is one thing in a program
 FIRSTS = 4  # edits that are followed when none explains the difference
-
-
-class LossSubject(Subject, Protocol):
-    """A subject whose calls can be recorded."""
-
-    def calls(self, step: int, rank: int, patches: Sequence[CallEdit] = (), reads: bool = False) -> list[Call]:
-        """Return the calls of the loss, with faults planted."""
-
-
-def lines_of_items(subject: LossSubject, reading: Reading, items: Sequence[Item]) -> tuple[Lines, ...]:
-    """Return the lines of each fault, found with all others planted; without faults, those where the programs part.
-
-    A fault of how micro-batches are combined has the lines that end the loss.
-    """
-    if not items:
-        return (lines_of(parted_with(subject, reading, ())[1]),)
-    patches = [item for item in items if isinstance(item, CallEdit)]
-    found = []
-    for item in items:
-        calls, parted = parted_with(subject, reading, tuple(other for other in patches if other is not item))
-        if not isinstance(item, CallEdit):
-            found.append(last_lines(parted))
-        elif item.sites:
-            index = next(k for k, call in enumerate(calls) if call.site in item.sites)
-            found.append(lines_of(parted, index, item.value))
-        else:
-            found.append(Lines())
-    return tuple(found)
-
-
-def parted_with(subject: LossSubject, reading: Reading, known: tuple[CallEdit, ...]) -> tuple[list[Call], Parting]:
-    """Return the calls of the loss with some faults planted, and where they part from the port's program."""
-    calls = subject.calls(reading.step, reading.rank, known, reads=True)
-    return calls, parting(program_of(calls), reading.program)
 
 
 @dataclass(frozen=True)
@@ -101,6 +66,7 @@ class ReadingSearch:
         names: id of a parameter -> its name.
         inputs: id of a tensor of the batch -> its name.
         floor: the largest residual that counts as rounding.
+        excluded: faults that are not tried.
     """
 
     subject: LossSubject
@@ -109,13 +75,14 @@ class ReadingSearch:
     names: Mapping[int, str]
     inputs: Mapping[int, str]
     floor: float
+    excluded: frozenset[str] = frozenset()
     _places: "dict[tuple[CallEdit, ...], _Place]" = field(default_factory=dict, init=False)
 
     def find(self) -> tuple[Ruling, tuple[Item, ...]] | None:
         """Return the ruling, and the faults of the first hypothesis that it names; None: nothing explains it."""
         start = self._place(())
         level = [start]
-        for _ in range(FAULTS):
+        for _ in range(MOST_FAULTS):
             found = [one for place in level if (one := self._explain(place.known, place.fitting)) is not None]
             if found:
                 return _together(found)
@@ -128,10 +95,10 @@ class ReadingSearch:
         With each planted, the programs agree up to a later call; no other edit as plain does that.
         """
         level, known = [self._place(())], tuple[CallEdit, ...]()
-        for _ in range(FAULTS):
+        for _ in range(MOST_FAULTS):
             level = [later for place in level for later in self._following(place)]
             tier = min((_tier(place.known) for place in level), default=0)
-            level = [place for place in level if _tier(place.known) == tier]
+            level = [place for place in level if _tier(place.known) == tier and place.known[-1].change.fault in SURE]
             if len({place.known for place in level}) != 1:
                 break
             known = level[0].known
@@ -145,11 +112,19 @@ class ReadingSearch:
 
     def _place_with(self, known: tuple[CallEdit, ...]) -> "_Place":
         calls, parted = parted_with(self.subject, self.reading, known)
-        fitting, others = candidates(calls, parted, self.names, self.patches, self.inputs)
+        edits = candidates(calls, parted, self.names, self.patches, self.inputs)
+        fitting, others = ([x for x in of if self._tells(x)] for of in edits)
         begin = min(parted.of_torch, default=len(calls))
         apart = [x for x in fitting if not any(x.excludes(y) for y in known)]
         # Two edits that can stand for many others would explain anything.
         return _Place(known, begin, [x for x in apart if x.tier <= PLAIN] if known else apart, others)
+
+    def _tells(self, edit: CallEdit) -> bool:
+        """Return whether an edit can be told from others; beside a term that values hide, any number does the same."""
+        if not self.excluded:
+            return True
+        is_free = edit.reference is not None or (edit.given and edit.value not in NO_TRACE)
+        return not is_free and edit.change.fault not in self.excluded
 
     def _following(self, place: "_Place") -> Iterator["_Place"]:
         """Yield the places where the programs part after one more edit, if that is at a later call."""

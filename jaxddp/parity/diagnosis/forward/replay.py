@@ -17,6 +17,7 @@ from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.forward.sites import trace
 from jaxddp.parity.excerpts import excerpt
 from jaxddp.parity.lazy_arrays import Arrays, Renamed
+from jaxddp.parity.operations import SourceLine
 from jaxddp.parity.torch_side.rank import load_state
 from jaxddp.parity.torch_side.rank_recorder import is_large
 from torch_ref.losses import Batch, LossFunction
@@ -76,6 +77,7 @@ class ModelEvidence:
             loss; the programs end where they make the first of them.
         received: returns the gradients that a step's optimizers got in the last run of the loss, which are explained
             in place of the loss's; None: the loss has its own.
+        made: library's module -> the user's line that makes it.
     """
 
     module: nn.Module
@@ -93,6 +95,7 @@ class ModelEvidence:
     reading: Reading | None = None
     moved: tuple[str, ...] = ()
     received: Callable[[], Arrays] | None = None
+    made: Mapping[str, SourceLine] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Edits of how calls are connected: left out, moved, added, given another tensor, their gradient stopped or scaled."""
 
+import math
+import operator
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -10,6 +12,14 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from jaxddp.parity.diagnosis.forward.answers import (
+    argument,
+    instead,
+    multiplied,
+    with_argument,
+    with_result,
+    with_value,
+)
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.combining import exchanged
 from jaxddp.parity.diagnosis.forward.composites import CELLS, GATES
@@ -82,14 +92,15 @@ def edits_of_gradients(call: Call, names: Mapping[int, str]) -> Iterator[Change]
         names: see `edits_of_connections`.
     """
     if call.name == "detach" or (call.name == "_set_grad_enabled" and call.args == (False,)):
-        yield Change("gradient_not_stopped", "the gradient is not stopped", _not_stopped, tier=3)
+        answer = argument(0) if call.name == "detach" else with_argument(0, operator.not_)
+        yield Change("gradient_not_stopped", "the gradient is not stopped", answer, tier=3)
     for position, x in enumerate(call.args):
         if _is_float(x) and x.requires_grad:
             where = f"{names.get(id(x), f'operand {position + 1}')} in {call.words}"
-            yield Change("gradient_stopped", f"no gradient reaches {where}", _gradient_of(position, stop=True), tier=3)
-            what = f"the gradient of {where}, times"
-            least = -float("inf")
-            yield Change("factor", what, _gradient_of(position), 1.0, 2.0, least, tier=5)
+            stopped = with_argument(position, Tensor.detach)
+            yield Change("gradient_stopped", f"no gradient reaches {where}", stopped, tier=3)
+            times = with_value(position, _ScaledGradient.apply)
+            yield Change("factor", f"the gradient of {where}, times", times, 1.0, 2.0, least=-math.inf, tier=5)
 
 
 def _is_float(x: Any) -> bool:
@@ -112,10 +123,10 @@ def _left_out(call: Call) -> Iterator[Change]:
     """Yield no call: its first argument instead of its result."""
     if _keeps_shape(call):
         by = "".join(f" by {x:.4g}" for x in call.args[1:2] if isinstance(x, int | float) and call.name in OPERANDS)
-        yield Change("call_left_out", f"{call.words}{by} left out", _operand(0), tier=3)
+        yield Change("call_left_out", f"{call.words}{by} left out", argument(0), tier=3)
         if call.name == "flip" and call.within:  # that of the inputs and that of the outputs
             what = "flip left out: the direction backwards reads forwards"
-            yield Change("call_left_out", what, _operand(0), setting=True, tier=3)
+            yield Change("call_left_out", what, argument(0), setting=True, tier=3)
 
 
 def _only_one(call: Call, operands: Operands) -> Iterator[Change]:
@@ -124,15 +135,7 @@ def _only_one(call: Call, operands: Operands) -> Iterator[Change]:
         for position, _ in operands:
             if call.args[position].shape == call.result.shape:
                 others = " and ".join(name for other, name in operands if other != position)
-                yield Change("operand_left_out", f"{others} left out of {call.words}", _operand(position), tier=3)
-
-
-def _operand(position: int) -> Answer:
-    return lambda call, proceed, value, /: call.args[position]
-
-
-def _not_stopped(call: Call, proceed: Proceed, value: float, /) -> Any:
-    return call.args[0] if call.name == "detach" else proceed(call.but_at(0, True))
+                yield Change("operand_left_out", f"{others} left out of {call.words}", argument(position), tier=3)
 
 
 class _ScaledGradient(Function):
@@ -148,23 +151,9 @@ class _ScaledGradient(Function):
         return gradient * ctx.factor, None
 
 
-def _gradient_of(position: int, stop: bool = False) -> Answer:
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-        x = call.args[position]
-        return proceed(call.but_at(position, x.detach() if stop else _ScaledGradient.apply(x, value)))
-
-    return answer
-
-
 def _scaled(call: Call, operands: Operands) -> Iterator[Change]:
     """Yield an operand times a number."""
-    for position, name in operands:
-
-        def answer(call: Call, proceed: Proceed, value: float, /, position: int = position) -> Any:
-            return proceed(call.but_at(position, call.args[position] * value))
-
-        what, least = f"{name} in {call.words} times", -float("inf")
-        yield Change("factor", what, answer, 1.0, 2.0, least, tier=5)
+    yield from (multiplied("factor", f"{name} in {call.words} times", position, 5) for position, name in operands)
 
 
 def _plus(call: Call, operands: Operands) -> Iterator[Change]:
@@ -172,12 +161,8 @@ def _plus(call: Call, operands: Operands) -> Iterator[Change]:
     if call.name in (*MOVERS, "add", "add_", "sub", "rsub"):
         return
     for position, name in operands:
-
-        def answer(call: Call, proceed: Proceed, value: float, /, position: int = position) -> Any:
-            return proceed(call.but_at(position, call.args[position] + value))
-
-        what, least = f"{name} in {call.words} plus", -float("inf")
-        yield Change("addend", what, answer, 0.0, 1.0, least, tier=5)
+        plus = with_value(position, operator.add)
+        yield Change("addend", f"{name} in {call.words} plus", plus, 0.0, 1.0, least=-math.inf, tier=5)
 
 
 def _from_zeros(call: Call) -> Iterator[Change]:
@@ -185,47 +170,52 @@ def _from_zeros(call: Call) -> Iterator[Change]:
     if call.name.removesuffix("_cell") in CELLS and len(call.args) > 1:
         states = [*tensors_in(call.args[1])]
         if all(map(_is_float, states)) and any(bool(x.any()) for x in states):
-
-            def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-                given = call.args[1]
-                zeros = tuple(map(torch.zeros_like, tensors_in(given)))
-                return proceed(call.but_at(1, zeros[0] if isinstance(given, Tensor) else zeros))
-
             what = f"zeros in place of the state that {call.words} is given"
-            yield Change("other_operand", what, answer, tier=3)
+            yield Change("other_operand", what, with_argument(1, _zeros), tier=3)
+
+
+def _zeros(state: Any) -> Any:
+    return torch.zeros_like(state) if isinstance(state, Tensor) else tuple(map(torch.zeros_like, state))
 
 
 def _reordered(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
-    """Yield the parts of a split in another order; the gates of a recurrent layer."""
+    """Yield the parts of a split in another order; those that are joined; the gates of a recurrent layer."""
     parts = call.result
     if isinstance(parts, tuple | list) and len({getattr(x, "shape", None) for x in parts}) == 1 and len(parts) <= 4:
         for order in orders_of(len(parts)):
-
-            def answer(call: Call, proceed: Proceed, value: float, /, order: tuple[int, ...] = order) -> Any:
-                parts = proceed(call)
-                return tuple(parts[k] for k in order)
-
-            yield Change("other_order", f"the parts of {call.words} in the order {order}", answer, tier=3)
+            what = f"the parts of {call.words} in the order {order}"
+            yield Change("other_order", what, with_result(partial(_in_order, order)), tier=3)
     if call.name in JOINS and len(call.args[0]) <= 4:
         for order in orders_of(len(call.args[0])):
             parts = [names.get(id(x), "") for x in call.args[0]]
             distinct = len({*parts}) == len(parts)
             what = f"{call.words} in the order {', '.join(parts[k] for k in order) if distinct else order}"
-            yield Change("other_order", what, _joined(order), tier=3)
+            yield Change("other_order", what, with_argument(0, partial(_in_order, order)), tier=3)
+    if call.name == "repeat_interleave" and isinstance(_copies(call)["repeats"], int):
+        what = "copies made block by block, as repeat and tile make them, instead of each element beside its copies"
+        yield Change("other_order", what, instead(_tiled, lambda call: (call.args[:1], _copies(call))), tier=3)
     if call.name in GATES:
         for order in orders_of(GATES[call.name]):
-
-            def gates(call: Call, proceed: Proceed, value: float, /, order: tuple[int, ...] = order) -> Any:
-                given = call.args[2]
-                count = GATES[call.name]
-                weights = [torch.cat([x.chunk(count)[k] for k in order]) if len(x) % count == 0 else x for x in given]
-                return proceed(call.but_at(2, weights))
-
-            yield Change("other_order", f"the gates of {call.name} in the order {order}", gates, tier=3)
+            what = f"the gates of {call.name} in the order {order}"
+            yield Change("other_order", what, with_argument(2, partial(_with_gates, order)), tier=3)
 
 
-def _joined(order: tuple[int, ...]) -> Answer:
-    return lambda call, proceed, value, /: proceed(call.but_at(0, [call.args[0][k] for k in order]))
+def _copies(call: Call) -> dict[str, Any]:
+    given = dict(zip(("repeats", "dim"), call.args[1:], strict=False))
+    return {name: given.get(name, call.kwargs.get(name)) for name in ("repeats", "dim")}
+
+
+def _tiled(x: Tensor, repeats: int, dim: int | None) -> Tensor:
+    return x.flatten().tile(repeats) if dim is None else torch.cat([x] * repeats, dim)
+
+
+def _in_order(order: tuple[int, ...], parts: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(parts[k] for k in order)
+
+
+def _with_gates(order: tuple[int, ...], weights: Sequence[Tensor]) -> list[Tensor]:
+    count = len(order)
+    return [torch.cat(_in_order(order, x.chunk(count))) if len(x) % count == 0 else x for x in weights]
 
 
 def _added(call: Call, operands: Operands, primitives: Collection[str]) -> Iterator[Change]:
@@ -235,21 +225,12 @@ def _added(call: Call, operands: Operands, primitives: Collection[str]) -> Itera
             continue
         for position, name in operands:
             if call.args[position].ndim:
-
-                def before(
-                    call: Call, proceed: Proceed, value: float, /, position: int = position, function: Any = function
-                ) -> Any:
-                    return proceed(call.but_at(position, function(call.args[position])))
-
-                yield Change("call_added", f"{added} of {name} before {call.words}", before, tier=4)
+                what = f"{added} of {name} before {call.words}"
+                yield Change("call_added", what, with_argument(position, function), tier=4)
         is_index = isinstance(call.result, Tensor) and not _is_float(call.result)  # or labels
         if _is_float(call.result) or (added in ORDERED and is_index and call.result.ndim):
-
-            def after(call: Call, proceed: Proceed, value: float, /, function: Any = function) -> Any:
-                return function(proceed(call))
-
             fault, tier = ("other_order", 3) if is_index else ("call_added", 4)
-            yield Change(fault, f"{added} after {call.words}", after, tier=tier)
+            yield Change(fault, f"{added} after {call.words}", with_result(function), tier=tier)
 
 
 def _moved(calls: Sequence[Call], index: int) -> Iterator[tuple[Call, Change]]:
@@ -269,7 +250,7 @@ def _made_later(site: Site) -> Answer:
     """Return an answer that leaves out the call at a site, and makes it at the result of another, later one."""
     skipped = threading.local()  # each replica runs in its own thread
 
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+    def answer(call: Call, proceed: Proceed, value: float) -> Any:
         if call.site == site:
             skipped.call = call
             return call.args[0]
@@ -288,14 +269,13 @@ def _elsewhere(
         x = call.args[position]
         if isinstance(x, torch.nn.Parameter):
             continue
-        for earlier in calls[max(0, index - NEARBY) : index]:
-            other = earlier.result
-            if _is_float(other) and other is not x and other.shape == x.shape and earlier.name not in ITSELF:
-
-                def answer(
-                    at: Call, proceed: Proceed, value: float, /, position: int = position, earlier: Call = earlier
-                ) -> Any:
-                    return proceed(at.but_at(position, at.earlier(earlier.site)))
-
+        for before in calls[max(0, index - NEARBY) : index]:
+            other = before.result
+            if _is_float(other) and other is not x and other.shape == x.shape and before.name not in ITSELF:
                 what = f"{names[id(other)]} in place of {name} in {call.words}"
-                yield call, Change("other_operand", what, answer, tier=4, needs=(earlier.site,))
+                answer = _with_earlier(position, before.site)
+                yield call, Change("other_operand", what, answer, tier=4, needs=(before.site,))
+
+
+def _with_earlier(position: int, site: Site) -> Answer:
+    return lambda call, proceed, value: proceed(call.put(position, call.earlier(site)))

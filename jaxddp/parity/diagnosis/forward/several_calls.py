@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from jaxddp.parity.diagnosis.forward.answers import argument, earlier, with_argument
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Proceed, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import arguments_of
 from jaxddp.parity.diagnosis.forward.function_edits import is_number
@@ -48,7 +49,7 @@ def chains_left_out(
             what = f"{' and '.join(words)} left out"
             yield (
                 calls[index],
-                Change("calls_left_out", what, _result_of(calls[maker].site), tier=3, needs=(calls[maker].site,)),
+                Change("calls_left_out", what, earlier(calls[maker].site), tier=3, needs=(calls[maker].site,)),
             )
 
 
@@ -64,10 +65,6 @@ def _others(call: Call, kept: int, names: Mapping[int, str]) -> list[str]:
         f"{x:.4g}" if is_number(x) else names.get(id(x), "") for x in others if isinstance(x, int | float | Tensor)
     ]
     return [" and ".join(filter(None, words))] if any(words) else []
-
-
-def _result_of(site: Site) -> Answer:
-    return lambda call, proceed, value, /: call.earlier(site)
 
 
 def inputs_moved(calls: Sequence[Call], inputs: Mapping[int, str]) -> Iterator[tuple[Call, Change]]:
@@ -92,11 +89,7 @@ def inputs_moved(calls: Sequence[Call], inputs: Mapping[int, str]) -> Iterator[t
 
 
 def _moved(positions: Mapping[Site, int], move: Callable[[Tensor], Tensor]) -> Answer:
-    def answer(call: Call, proceed: Proceed, value: float, /) -> object:
-        position = positions[call.site]
-        return proceed(call.but_at(position, move(call.args[position])))
-
-    return answer
+    return lambda call, proceed, value: with_argument(positions[call.site], move)(call, proceed, value)
 
 
 def _rolled(x: Tensor, axis: int, by: int) -> Tensor:
@@ -150,32 +143,22 @@ def _together(one: CallEdit, two: CallEdit, x: float, y: float) -> CallEdit:
 
 def _fixed(change: Change, number: float) -> Change:
     """Return a change whose value is this number."""
-
-    def answer(call: Call, proceed: Proceed, value: float, /) -> object:
-        return change.answer(call, proceed, number)
-
-    return replace(change, answer=answer, reference=None)
+    return replace(change, answer=lambda call, proceed, value: change.answer(call, proceed, number), reference=None)
 
 
 def numbers_together(call: Call, numbers: Sequence[float]) -> Iterator[Change]:
     """Yield two numbers of a call replaced by two of the port's."""
-    given = [(name, x, but) for name, x, but in arguments_of(call) if isinstance(x, float)]
-    for (first, x, put), (second, y, put_too) in itertools.combinations(given, 2):
-        for one, two in itertools.permutations(numbers, 2):
+    given = [(name, x, key) for name, x, key in arguments_of(call) if isinstance(x, float)]
+    for (first, x, one), (second, y, other) in itertools.combinations(given, 2):
+        for pair in itertools.permutations(numbers, 2):
+            what = (
+                f"{call.name}'s {first} and {second} {pair[0]:.10g} and {pair[1]:.10g} instead of {x:.10g} and {y:.10g}"
+            )
+            yield Change("number", what, _with_both(one, other, pair), tier=2)
 
-            def answer(
-                call: Call,
-                proceed: Proceed,
-                value: float,
-                /,
-                puts: tuple[tuple[Callable[[Call, float], Call], float], ...] = ((put, one), (put_too, two)),
-            ) -> object:
-                for put, number in puts:
-                    call = put(call, number)
-                return proceed(call)
 
-            what = f"{call.name}'s {first} and {second} {one:.10g} and {two:.10g} instead of {x:.10g} and {y:.10g}"
-            yield Change("number", what, answer, tier=2)
+def _with_both(one: int | str, other: int | str, pair: tuple[float, float]) -> Answer:
+    return lambda call, proceed, value: proceed(call.put(one, pair[0]).put(other, pair[1]))
 
 
 def gradients_let_through(calls: Sequence[Call], names: Mapping[int, str]) -> Iterator[tuple[Call, Change]]:
@@ -225,7 +208,7 @@ def _before(calls: Sequence[Call], last: int, begin: int, makers: Mapping[int, i
     return found
 
 
-def _with_gradient(call: Call, proceed: Proceed, value: float, /) -> object:
+def _with_gradient(call: Call, proceed: Proceed, value: float) -> object:
     with torch.enable_grad():
         return proceed(call)
 
@@ -238,7 +221,7 @@ def updates_too_late(calls: Sequence[Call]) -> Iterator[tuple[Call, Change]]:
     for call in calls:
         if is_update(call) and call.line is not None:
             what = f"weights from before {call.line.text} are used, and not those after it"
-            yield call, Change("call_moved", what, lambda call, proceed, value, /: call.args[0], tier=3)
+            yield call, Change("call_moved", what, argument(0), tier=3)
 
 
 def is_update(call: Call) -> bool:

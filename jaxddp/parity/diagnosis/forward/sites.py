@@ -134,6 +134,8 @@ def _places(group: Sequence[tuple[Call, Change]]) -> dict[frozenset[Site], str]:
     nth = [f" (call {names[: k + 1].count(name)})" if names.count(name) > 1 else "" for k, name in enumerate(names)]
     sites: dict[str, set[Site]] = defaultdict(set)
     for call, name, number in zip(calls, names, nth, strict=True):
+        if "." in name:
+            sites[f"*.{name.rpartition('.')[2]}"].add(call.site)  # parts of one name in modules of several
         insides = [f"{name[: dot.start()]}.*" for dot in re.finditer(r"\.", name)]
         for place in (*insides, name):  # if two patterns give the same set, the later one names it
             # layer1.0 and layer2.0 are layer*.*; a number that is a complete name comes later and names the same set.

@@ -5,16 +5,16 @@ There are many of them, so only those are replayed that give what the port compu
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Proceed
+from jaxddp.parity.diagnosis.forward.answers import earlier, multiplied, with_argument
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change, Proceed
 from jaxddp.parity.diagnosis.forward.function_edits import families_of
 
 FAULT = "other_expression"
@@ -44,12 +44,12 @@ def substitutes(calls: Sequence[Call], index: int, names: Mapping[int, str]) -> 
     call = calls[index]
     if not _is_float(call.result):
         return
-    earlier = [one for one in calls[max(0, index - BEFORE) : index] if _is_float(one.result)]
-    for one in earlier:
+    before = [one for one in calls[max(0, index - BEFORE) : index] if _is_float(one.result)]
+    for one in before:
         name = names[id(one.result)]
         yield from _functions(call, one, name)
         yield from _reductions(call, one, name)
-    yield from _divisors(call, earlier, names)
+    yield from _divisors(call, before, names)
     yield from _operands(call, names)
 
 
@@ -57,18 +57,18 @@ def _is_float(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
-def _functions(call: Call, earlier: Call, name: str) -> Iterator[Change]:
+def _functions(call: Call, one: Call, name: str) -> Iterator[Change]:
     """Yield another function of the same kind, of an earlier result."""
-    if earlier.result.shape == call.result.shape and all(x is not earlier.result for x in call.args):
+    if one.result.shape == call.result.shape and all(x is not one.result for x in call.args):
         for family in families_of(call):
             for title, function in family:
                 if title != call.name:
-                    yield _change(f"{title} of {name}", call, earlier, function)
+                    yield _change(f"{title} of {name}", call, one, function)
 
 
-def _reductions(call: Call, earlier: Call, name: str) -> Iterator[Change]:
+def _reductions(call: Call, one: Call, name: str) -> Iterator[Change]:
     """Yield a reduction of an earlier result along an axis or all, as of all elements in place of those in a mask."""
-    shape = tuple(earlier.result.shape)
+    shape = tuple(one.result.shape)
     for axes in [(axis,) for axis in range(len(shape))] + [tuple(range(len(shape)))] * (len(shape) > 1):
         kept = tuple(size for axis, size in enumerate(shape) if axis not in axes)
         count = math.prod(shape) // max(1, math.prod(kept))
@@ -78,32 +78,26 @@ def _reductions(call: Call, earlier: Call, name: str) -> Iterator[Change]:
         over = f"axis {axes[0]}, {over}," if len(axes) < len(shape) else over
         for title, function in REDUCTIONS.items():
             what = f"the {title} of {name} over {over}"
-            yield _change(what, call, earlier, partial(_along, function, axes), tier=4)
+            yield _change(what, call, one, partial(_along, function, axes), tier=4)
 
 
 def _along(function: Callable[..., Tensor], axes: tuple[int, ...], x: Tensor) -> Tensor:
     return function(x, axes)
 
 
-def _change(what: str, call: Call, earlier: Call, function: Callable[[Tensor], Tensor], tier: int = 3) -> Change:
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-        return function(call.earlier(earlier.site))
-
-    return Change(FAULT, f"{what} in place of the result of {call.name}", answer, tier=tier, needs=(earlier.site,))
+def _change(what: str, call: Call, one: Call, function: Callable[[Tensor], Tensor], tier: int = 3) -> Change:
+    instead = f"{what} in place of the result of {call.name}"
+    return Change(FAULT, instead, earlier(one.site, function), tier=tier, needs=(one.site,))
 
 
-def _divisors(call: Call, earlier: Sequence[Call], names: Mapping[int, str]) -> Iterator[Change]:
+def _divisors(call: Call, before: Sequence[Call], names: Mapping[int, str]) -> Iterator[Change]:
     """Yield a size as the divisor, in place of a tensor such as a count of valid elements."""
     if call.name in ("div", "div_", "true_divide") and isinstance(divisor := call.args[1], Tensor):
-        sizes = {size for one in (*earlier, call) for size in one.result.shape if size > 1}
+        sizes = {size for one in (*before, call) for size in one.result.shape if size > 1}
         for size in sorted(sizes):
             by = names.get(id(divisor), "a tensor")
             what = f"{names.get(id(call.args[0]), 'a tensor')} divided by {size} instead of by {by}"
-            yield Change(FAULT, what, _divided_by(size), tier=3)
-
-
-def _divided_by(size: int) -> Answer:
-    return lambda call, proceed, value, /: call.args[0] / size
+            yield Change(FAULT, what, with_argument(1, partial(_size, size)), tier=3)
 
 
 def _operands(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
@@ -114,42 +108,42 @@ def _operands(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
             continue
         name = names.get(id(x), "a tensor")
         for axis in range(x.ndim):
-            yield _of_operand(call, key, f"the mean along axis {axis} of {name}", partial(_mean, axis=axis))
+            what = f"the mean along axis {axis} of {name} before {call.name}"
+            yield Change("call_added", what, with_argument(key, partial(_mean, axis=axis)), tier=3)
         for title, function in POWERS.items() if x is not call.args[0] else ():
-            yield _of_operand(call, key, f"the {title} of {key if isinstance(key, str) else name}", function)
+            what = f"the {title} of {key if isinstance(key, str) else name} before {call.name}"
+            yield Change("call_added", what, with_argument(key, function), tier=3)
 
 
-def _of_operand(call: Call, key: int | str, what: str, function: Callable[[Tensor], Tensor]) -> Change:
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-        if isinstance(key, str):
-            return proceed(replace(call, kwargs={**call.kwargs, key: function(call.kwargs[key])}))
-        return proceed(call.but_at(key, function(call.args[key])))
-
-    return Change("call_added", f"{what} before {call.name}", answer, tier=3)
+def _size(size: int, divisor: Tensor) -> int:
+    return size
 
 
 def _mean(x: Tensor, axis: int) -> Tensor:
     return x.mean(axis, keepdim=True)
 
 
+def _scaled_result(call: Call, proceed: Proceed, value: float) -> Any:
+    return proceed(call) * value
+
+
 def shared_factors(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str]) -> Iterator[CallEdit]:
-    """Yield a tensor times a number in two of the calls that take it, or in all."""
+    """Yield a tensor times a number in two of the calls that take it, or where it is made."""
+    makers = {id(call.result): call for call in calls if _is_float(call.result)}
+    every = Counter(id(x) for call in calls for x in call.args)
     uses: dict[int, list[tuple[Call, int]]] = defaultdict(list)
     for index in here:
         for position, x in enumerate(calls[index].args):
             if _is_float(x):
                 uses[id(x)].append((calls[index], position))
     for of, places in uses.items():
-        for some in (*itertools.combinations(places, 2), *([places] if len(places) > 2 else [])):
+        is_all = len(places) == every[of] and of in makers and makers[of].site not in {call.site for call, _ in places}
+        if len(places) > 1 and is_all:
+            made = Change("factor", f"{names[of]} times", _scaled_result, 1.0, 2.0, least=-math.inf, tier=4)
+            yield CallEdit(made, frozenset({makers[of].site}))
+        for some in itertools.combinations(places, 2) if len(places) > 2 or not is_all else ():
             if len({call.site for call, _ in some}) == len(some) and len(places) <= MOST_USES:
                 in_calls = " and ".join(call.name for call, _ in some)
                 what = f"{names.get(of, 'a tensor')} in {in_calls} times"
-                changes = {call.site: _scaled(what, position) for call, position in some}
+                changes = {call.site: multiplied("factor", what, position, 4) for call, position in some}
                 yield CallEdit(next(iter(changes.values())), frozenset(changes), changes=changes)
-
-
-def _scaled(what: str, position: int) -> Change:
-    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-        return proceed(call.but_at(position, call.args[position] * value))
-
-    return Change("factor", what, answer, 1.0, 2.0, least=-float("inf"), tier=4)

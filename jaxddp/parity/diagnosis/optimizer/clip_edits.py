@@ -6,7 +6,8 @@ from functools import partial
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
+from jaxddp.parity.diagnosis import clip_words
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
@@ -22,26 +23,23 @@ def clip_edits(program: OptimizerProgram, sample: Sample, world_size: int) -> It
         sample: sample of the gradients.
         world_size: number of replicas.
     """
+    yield _at_norm(program)
     if program.max_norm is None:
-        without_epsilon = replace(program, clip_epsilon=0.0)  # as in optax
-        for rule in (program, without_epsilon):
-            yield _at_norm(rule, "the reference does not clip")
+        yield _at_norm(replace(program, clip_epsilon=0.0))  # as in optax
     else:
-        yield _at_norm(program, f"the reference at {number(program.max_norm)}")
-        yield discrete("clip_missing", "the gradients are not clipped", partial(replace, max_norm=None))
-        says = "clipping divides by the norm, to which the reference adds 1e-06"
-        yield discrete("clip_epsilon", says, partial(replace, clip_epsilon=0.0))
+        yield discrete("clip_missing", clip_words.not_clipped(program.max_norm), partial(replace, max_norm=None))
+        yield discrete("clip_epsilon", clip_words.NO_EPSILON, partial(replace, clip_epsilon=0.0))
         for power in (0.5, 1.0) if world_size > 1 else ():
             says = f"clipped by a norm times {world_size**power:.4g}, with {world_size} replicas"
             yield discrete("clip_norm_local", says, partial(replace, norm_scale=world_size**power))
     yield _by_value(program, sample)
 
 
-def _at_norm(rule: OptimizerProgram, reference: str) -> OptimizerEdit:
+def _at_norm(rule: OptimizerProgram) -> OptimizerEdit:
     return OptimizerEdit(
         "clip_norm",
         lambda r, v: replace(r, max_norm=v[0], clip_epsilon=rule.clip_epsilon),
-        lambda v: f"gradients clipped at norm {number(v[0])}, {reference}",
+        lambda v: clip_words.at_norm(v[0], rule.max_norm),
         # A norm that is never reached clips nothing.
         (Unknown((rule.max_norm or float(np.median(rule.norms)), *NORMS), "log", low=1e-12, high=rule.norms.max()),),
         frozenset({"clip_missing", "clip_norm_local"}),
@@ -51,11 +49,10 @@ def _at_norm(rule: OptimizerProgram, reference: str) -> OptimizerEdit:
 def _by_value(program: OptimizerProgram, sample: Sample) -> OptimizerEdit:
     sizes = np.abs(sample.gradients / program.clipped[: len(sample.gradients), None])
     starts = tuple(float(x) for x in np.quantile(sizes, (0.5, 0.9, 0.99)) if x > 0)
-    reference = "does not clip" if program.max_norm is None else f"clips by norm, at {number(program.max_norm)}"
     return OptimizerEdit(
         "clip_by_value",
         lambda r, v: replace(r, max_norm=None, largest=v[0]),
-        lambda v: f"gradients clipped by value, at {number(v[0])}, the reference {reference}",
+        lambda v: clip_words.by_value(v[0], program.max_norm),
         (Unknown((0.01, 0.1, 1.0, *starts), "log", low=1e-12, high=float(sizes.max())),),
         frozenset({"clip_norm", "clip_missing", "clip_norm_local", "clip_epsilon"}),
     )

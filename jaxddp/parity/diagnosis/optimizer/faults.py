@@ -99,10 +99,19 @@ def _rate(program: OptimizerProgram, counts: dict[int, str]) -> Iterator[Optimiz
     yield OptimizerEdit(
         "lr_scaled",
         lambda p, v: replace(p, factor=v[0]),
-        lambda v: f"learning rate {factors.get(v[0], f'times {number(v[0])}')}",
+        lambda v: f"learning rate {factors.get(v[0], f'times {_factor(v[0])}')}",
         (Unknown((1.0,), low=1e-6, likely=tuple(factors)),),
         frozenset({"loss_scale"} if program.kind in LINEAR else ()),
     )
+
+
+def _factor(value: float) -> str:
+    """Format a factor, one near 1 with all of its digits.
+
+    >>> _factor(0.3), _factor(1.00000003)
+    ('0.3', '1.00000003')
+    """
+    return f"{value:.10g}" if number(value) == "1" else number(value)
 
 
 def _scale(program: OptimizerProgram, counts: dict[int, str], sizes: Mapping[int, str]) -> Iterator[OptimizerEdit]:
@@ -244,6 +253,9 @@ def _calls(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         ("eps_in_root", f"{inside}, too, and not only outside", trace_edits.eps_inside(also_outside=True)),
         ("no_bias_correction", f"{program.kind} without bias correction", trace_edits.NO_BIAS_CORRECTION),
     ]
+    if numbers := trace_edits.numbers_of_state(program.trace):
+        says = f"torch keeps {' and '.join(numbers)} of its state in float32, and the port does not"
+        changes.append(("rate_rounded", says, trace_edits.in_float64))
     yield from (_change(*change) for change in changes if change[2](program.trace) != program.trace)
     if program.kind == "RMSprop":
         yield _change("nesterov", "Nesterov momentum in the port only", trace_edits.ahead_in_rmsprop)
@@ -271,9 +283,10 @@ def _starts(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
             (Unknown((float(reference.max()), 0.5), high=1.0),),
         )
     if program.kind == "RMSprop":
+        starting = trace_edits.starting("square_avg", "start")  # one for all values: each edit is compiled
         yield OptimizerEdit(
             "rmsprop_centred",
-            lambda p, v: p.with_edit(trace_edits.starting("square_avg", "start"), start=v[0]),
+            lambda p, v: p.with_edit(starting, start=v[0]),
             lambda v: f"RMSprop's squares start from {number(v[0])}, in the reference from 0",
             (Unknown((1e-3, 0.1, 1.0), unit=0.1),),  # searched linearly, because the value may be 0
         )

@@ -14,6 +14,7 @@ Misfit = Callable[[Values], np.ndarray]
 ITERATIONS = 40
 STEP = 1e-5  # of the numeric derivative
 SMALLEST_GAIN = 0.05  # share of the residual; the fit stops after an iteration that gains less
+LAST_DIGITS = 1e-15  # relative size of a step that changes nothing
 TINY = 1e-9
 SMALLEST = sys.float_info.min
 
@@ -32,7 +33,7 @@ class Unknown:
         likely: values preferred to round numbers.
         digits: largest number of digits of a round number; 0: only likely values are accepted.
         rounded: float32 rounds it at the size of `unit`, as a low rate on a line to a high one, so that it cannot be
-            told from a number that somebody writes.
+            distinguished from a number that somebody writes.
     """
 
     starts: Values
@@ -96,7 +97,7 @@ def solve(misfit: Misfit, unknowns: Sequence[Unknown]) -> Values:
         starts = [_with_others(misfit, unknowns, values) for values in held]
     else:
         starts = [*itertools.product(*(unknown.starts for unknown in unknowns))]
-    best = min(starts, key=lambda values: float(np.linalg.norm(misfit(values))))
+    best = min(starts, key=lambda values: float(np.linalg.norm(misfit(values)))) if len(starts) > 1 else starts[0]
 
     def at(point: np.ndarray) -> np.ndarray:
         return misfit(tuple(u.outward(x) for u, x in zip(unknowns, point, strict=True))).ravel()
@@ -151,6 +152,8 @@ def _descend(at: Callable[[np.ndarray], np.ndarray], point: np.ndarray) -> np.nd
             ridge = np.sqrt(damping) * np.eye(len(point))
             target = np.concatenate([-rest, np.zeros(len(point))])
             step = np.linalg.lstsq(np.concatenate([slopes / sizes, ridge]), target)[0] / sizes
+            if (np.abs(step) <= LAST_DIGITS * np.abs(point)).all():
+                return point
             new = at(point + step)
             gain = 1 - float(np.linalg.norm(new)) / norm if norm else 0.0
             if gain > 0:

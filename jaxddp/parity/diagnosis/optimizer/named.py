@@ -1,7 +1,7 @@
 """Numbers that remember how they were computed, so that a traced program can be run again with other numbers.
 
 A `NamedFloat` is a float for the code that computes with it. Its arithmetic gives further `NamedFloat`s with the same
-computation as an `Expression`, and each comparison, on which the code may branch, is told to `guards`.
+computation as an `Expression`, and each comparison, on which the code may branch, is appended to `guards`.
 """
 
 import operator

@@ -89,10 +89,11 @@ class OptimizerProgram:
     @cached_property
     def classes(self) -> np.ndarray:
         """Number of the first tensor that has the same numbers as each tensor at every step, (T,)."""
-        columns = np.concatenate([self.lr, self.used, *self.options.values()])
-        if (columns == columns[:, :1]).all():
+        # A number that was broadcast over the tensors is the same for all.
+        differing = [x for x in (self.lr, self.used, *self.options.values()) if x.strides[1] and (x != x[:, :1]).any()]
+        if not differing:
             return np.zeros(len(self.names), int)
-        _, first, number = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+        _, first, number = np.unique(np.concatenate(differing), axis=1, return_index=True, return_inverse=True)
         return first[number.ravel()]
 
     @cached_property
@@ -105,13 +106,17 @@ class OptimizerProgram:
         return _STEPS[key]
 
     @cached_property
-    def tables(self) -> list[dict[str, np.ndarray]]:
-        """Numbers of each step by name, (T,) each."""
+    def _of_classes(self) -> dict[int, list[dict[str, float]]]:
+        """Numbers of each step by name, for each class of tensors."""
         every = {"lr": self.lr, **self.options}
-        return [{name: column[step] for name, column in every.items()} for step in range(len(self.index))]
+        numbers = {}
+        for tensor in {*self.classes.tolist()}:
+            rows = zip(*(column[:, tensor].tolist() for column in every.values()), strict=True)
+            numbers[tensor] = [dict(zip(every, row, strict=True)) for row in rows]
+        return numbers
 
     def _numbers(self, step: int, tensor: int) -> dict[str, float]:
-        return {name: float(row[tensor]) for name, row in self.tables[step].items()}
+        return self._of_classes[int(self.classes[tensor])][step]
 
     def advance(
         self, tensor: int, step: int, state: State | None, params: Tensor, gradients: Tensor

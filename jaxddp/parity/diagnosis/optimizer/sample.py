@@ -56,10 +56,11 @@ class Sample:
         """Return the updates of each step, (S, E)."""
         predicted = np.empty_like(self.update)
         for group in self._element_groups(program):
-            state = None
+            state, updates = None, []
             for step, (params, gradients) in enumerate(zip(group.params, group.gradients, strict=True)):
                 update, state = program.advance(group.tensor, step, state, params, gradients)
-                predicted[step, group.elements] = update.numpy().ravel()
+                updates.append(update.ravel())
+            predicted[:, group.elements] = torch.stack(updates).numpy()
         return predicted
 
     def _element_groups(self, program: OptimizerProgram) -> list[ElementGroup]:
@@ -84,7 +85,8 @@ class Sample:
                 difference = (self.predict(program) - self.update) / self.scale[:, None]
         except (ArithmeticError, AttributeError, TypeError, RuntimeError, ValueError):  # no such step is possible
             return np.full_like(self.update, BEYOND_SCALE)
-        return np.nan_to_num(np.clip(difference, -BEYOND_SCALE, BEYOND_SCALE), nan=BEYOND_SCALE)
+        difference[~(np.abs(difference) < BEYOND_SCALE)] = BEYOND_SCALE
+        return difference
 
     def of_tensors(self, misfit: np.ndarray) -> np.ndarray:
         """Return the norm of each step's misfit in each tensor, (S, T)."""

@@ -7,7 +7,7 @@ has another result, the step is traced again.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,7 +178,37 @@ def trace_step(
         optimizer.step()
     after = optimizer.state[param]
     outputs = {key: Ref(recorder.number(x)) if isinstance(x, Tensor) else x for key, x in after.items()}
-    return Trace(tuple(recorder.ops), {key: recorder.number(x) for key, x in given.items()}, outputs)
+    inputs = {key: recorder.number(x) for key, x in given.items()}
+    return Trace(tuple(_needed(recorder.ops, outputs.values())), inputs, outputs)
+
+
+def _needed(ops: Sequence[Op | Read | Guard], outputs: Iterable[Any]) -> list[Op | Read | Guard]:
+    """Return the operations on which the parameters, the outputs or a branch depend, and those that work in place.
+
+    >>> made, unused = (Op(torch.ones, (2,), {}, number) for number in (2, 3))
+    >>> _needed([made, unused], [Ref(2)]) == [made]
+    True
+    """
+    needed = {PARAM, *(x.number for x in outputs if isinstance(x, Ref))}
+    kept = []
+    for op in reversed(ops):
+        if isinstance(op, Op) and op.result not in needed and not op.name.endswith("_"):
+            continue
+        kept.append(op)
+        if isinstance(op, Read):
+            needed.add(op.tensor)
+        elif isinstance(op, Op):
+            needed.update(_tensors([*op.args, *op.kwargs.values()]))
+    return kept[::-1]
+
+
+def _tensors(arguments: Iterable[Any]) -> Iterator[int]:
+    """Yield the numbers of the tensors among arguments and in lists of them."""
+    for x in arguments:
+        if isinstance(x, Ref):
+            yield x.number
+        elif isinstance(x, list | tuple):
+            yield from _tensors(x)
 
 
 def _nested(options: Mapping[str, Any]) -> dict[str, Any]:

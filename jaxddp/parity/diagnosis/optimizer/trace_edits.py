@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from jaxddp.parity.diagnosis.optimizer.named import Expression, replaced
-from jaxddp.parity.diagnosis.optimizer.trace import GRAD, PARAM, Number, Op, Ref, Trace, TraceEdit
+from jaxddp.parity.diagnosis.optimizer.trace import GRAD, PARAM, Number, Op, Read, Ref, Trace, TraceEdit
 
 DECAY = "weight_decay"
+SCALARS = ("ones", "zeros", "tensor", "as_tensor", "full")  # functions that make a number of the state
 
 
 def _calls(trace: Trace, *names: str) -> Iterable[tuple[int, Op]]:
@@ -166,6 +167,20 @@ def _squared(op: Any) -> Any:
     divisor = op.args[1]
     term = divisor.term if isinstance(divisor, Number) else divisor
     return replace(op, args=(op.args[0], Number(Expression(operator.pow, (term, 2)))))
+
+
+def numbers_of_state(trace: Trace) -> list[str]:
+    """Return the parts of the state that a step reads as numbers, without the count of steps."""
+    read = (op.name.partition("#")[0] for op in trace.ops if isinstance(op, Read))
+    return [name for name in dict.fromkeys(read) if name != "step"]
+
+
+def in_float64(trace: Trace) -> Trace:
+    """Return the trace with float64 numbers where torch keeps a number of the state in float32."""
+    ops = list(trace.ops)
+    for place, op in _calls(trace, *SCALARS):
+        ops[place] = replace(op, kwargs={**op.kwargs, "dtype": torch.float64})
+    return replace(trace, ops=tuple(ops))
 
 
 def starting(key: str, value: str) -> TraceEdit:

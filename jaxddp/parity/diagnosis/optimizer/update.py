@@ -41,30 +41,29 @@ class Unseen(NamedTuple):
     times: float = 1.0
 
 
-def differing_update(evidence: Evidence, problems: list[Problem]) -> Located | None:
+def differing_update(evidence: Evidence) -> tuple[Located | None, list[Problem]]:
     """Locate the first update of a port's `flax_step` that torch's optimizer would not have made.
 
     Torch's optimizer is replayed on the gradients of the port's step.
 
     Args:
         evidence: records of both sides, compared.
-        problems: list to which a problem is appended if the optimizer cannot be replayed.
 
     Returns:
-        Step and tensor; None: no update differs.
+        Step and tensor, None if no update differs; a problem if the optimizer cannot be replayed.
     """
     if not evidence.facts.custom_step or not evidence.summary.optimizer:  # torch's run failed, which is a problem
-        return None
+        return None, []
     residuals = reference_residuals(_optimizer_evidence(evidence))
     if residuals is None:
         what = "the optimizer of a flax_step is judged if torch.optim has it"
         message = f"{what}, and this is {evidence.summary.optimizer}"
-        problems.append(Problem("port", "update", f"not judged: {message}; see the residuals of the free run"))
-    for step, of_step in enumerate(residuals or [], start=1):
+        return None, [Problem("port", "update", f"not judged: {message}; see the residuals of the free run")]
+    for step, of_step in enumerate(residuals, start=1):
         tensor = max(of_step, key=lambda name: of_step[name])
         if not of_step[tensor] <= evidence.judgement.allowed("update", step):
-            return Located(step, tensor, of_step[tensor], evidence.judgement.allowed("update", step))
-    return None
+            return Located(step, tensor, of_step[tensor], evidence.judgement.allowed("update", step)), []
+    return None, []
 
 
 def explain_one_of(evidence: Evidence, number: int) -> Ruling:

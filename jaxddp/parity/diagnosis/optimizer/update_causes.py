@@ -4,7 +4,8 @@ The reference's program is replayed with one mistake, then with two, then with t
 replay differs from the port's updates by rounding only.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,7 +24,9 @@ from jaxddp.parity.diagnosis.optimizer.fit import (
 )
 from jaxddp.parity.diagnosis.optimizer.optax_rules import optax_rule
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
+from jaxddp.parity.diagnosis.optimizer.rounded_rate import rounded_rate
 from jaxddp.parity.diagnosis.optimizer.sample import Sample, survey, take_sample
+from jaxddp.parity.diagnosis.optimizer.schedules import FAULT as SCHEDULE
 from jaxddp.parity.diagnosis.optimizer.trial import Trial
 from jaxddp.parity.diagnosis.optimizer.update_evidence import (
     OptimizerEvidence,
@@ -43,8 +46,12 @@ PROMISING = 1e-7  # largest screened residual of a trial that is fitted on the f
 SCREEN_STEPS = 3  # steps of the screen beyond the first that differs
 SCREEN_ELEMENTS = 300
 SIDE_BY_SIDE = 16  # trials that are replayed on the full run at once, so that each step is read once for all
-BEST_PAIRS = 6  # pairs to which a third edit is added
+NEAREST = {
+    1: 8,
+    2: 3,
+}  # edits, and pairs, to which one more is added; measured: the 6th edit and the 1st pair are needed
 SAME_RATES = 1e-6  # relative; a rate may be a float32
+SCHEDULES = frozenset({WARMUP, SCHEDULE})
 
 
 def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] | None:
@@ -94,14 +101,19 @@ def explain_optimizer(
         *filter(None, (aliased(evidence, reference, surveyed.residuals, coarse), optax_rule(evidence, reference)))
     ]
     with np.errstate(all="ignore"):  # wild values are tried on the way
-        alone = any(other.residual <= coarse for other in others)
+        rounded = [*_with_rounded_rates([Trial(())], reference, evidence, floor)]
+        alone = bool(rounded) or any(other.residual <= coarse for other in others)
         deep = deep and not tiny and not alone and reference.step.elementwise  # others take full tensors, and long
         with torch_threads(1):
             trials = search.run(edits(reference, sample, evidence), deep)
         hypotheses = _confirmed(trials, reference, evidence, coarse)
         if tiny:
             hypotheses = _better_than_none(hypotheses, reference, evidence, floor)
-    return decide([*hypotheses, *others], floor)
+        ruling = decide([*hypotheses, *others], floor)
+        if not (ruling.named or rounded or tiny) and near:
+            explaining = [trial for trial in trials if trial.residual <= near and trial.plain]
+            rounded = [*_with_rounded_rates(_sensible(explaining), reference, evidence, floor)]
+    return ruling if ruling.named else decide([*hypotheses, *others, *rounded], floor)
 
 
 @dataclass(frozen=True)
@@ -114,7 +126,7 @@ class _Search:
     floor: float
 
     def run(self, possible: Sequence[OptimizerEdit], deep: bool) -> list[Trial]:
-        """Try every edit, then every pair, then the best pairs with a third edit, until a trial explains it.
+        """Try every edit, then the nearest with another, then the nearest pairs with a third, until one explains it.
 
         Args:
             possible: edits to choose from.
@@ -123,38 +135,31 @@ class _Search:
         trials = self._attempt((edit,) for edit in possible)
         if not deep or any(trial.plain for trial in self._explained(trials)):
             return trials
-        pairs = self._pairs(possible, trials)
+        pairs = self._grown(trials, possible, size=1)
         trials += pairs
         # A pair that needs an odd number may be three mistakes with round ones.
         if any(trial.round for trial in self._explained(pairs)):
             return trials
-        pairs.sort(key=lambda trial: trial.residual)
-        triples = {
-            tuple(edit for edit in possible if edit in (*pair.edits, third)): None
-            for pair in pairs[:BEST_PAIRS]
-            for third in possible
-        }
-        return trials + self._attempt(triple for triple in triples if len(triple) == 3)
+        return trials + self._grown(pairs, possible, size=2)
 
-    def _pairs(self, possible: Sequence[OptimizerEdit], singles: Sequence[Trial]) -> list[Trial]:
-        """Try the nearest edit with each other one, then the next, until a pair explains it."""
-        pairs: list[Trial] = []
-        tried: list[OptimizerEdit] = []
+    def _grown(self, trials: Sequence[Trial], possible: Sequence[OptimizerEdit], size: int) -> list[Trial]:
+        """Try the nearest trial of `size` edits with each further edit, then the next, until a new one explains it."""
+        grown: list[Trial] = []
+        tried: set[tuple[OptimizerEdit, ...]] = set()
 
-        def with_others(first: OptimizerEdit) -> list[Trial]:
-            tried.append(first)
-            both = ([edit for edit in possible if edit in (first, other)] for other in possible if other not in tried)
-            return self._attempt(map(tuple, both))
+        def with_others(base: tuple[OptimizerEdit, ...]) -> list[Trial]:
+            larger = (tuple(e for e in possible if e in (*base, other)) for other in possible if other not in base)
+            new = [edits for edits in larger if edits not in tried]
+            tried.update(new)
+            return self._attempt(new)
 
-        for single in sorted(singles, key=lambda trial: trial.residual):
-            if single.edits[0] in tried:
-                continue
-            pairs += with_others(single.edits[0])
-            if explaining := self._explained(pairs):
-                # The second fault may also explain it together with another: then neither pair is certain.
-                seconds = {edit: None for pair in explaining for edit in pair.edits if edit not in tried}
-                return pairs + [more for second in seconds for more in with_others(second)]
-        return pairs
+        for trial in sorted(trials, key=lambda trial: trial.residual)[: NEAREST[size]]:
+            grown += with_others(trial.edits)
+            if explaining := self._explained(grown):
+                # Other parts of it may also explain it together with another edit: then it is not certain.
+                parts = {part: None for one in explaining for part in itertools.combinations(one.edits, size)}
+                return grown + [more for part in parts for more in with_others(part)]
+        return grown
 
     def _attempt(self, combinations: Iterable[tuple[OptimizerEdit, ...]]) -> list[Trial]:
         trials = (self._screened(combination) for combination in combinations if _compatible(combination))
@@ -243,6 +248,17 @@ def _hypotheses(trials: list[Trial], reference: OptimizerProgram, evidence: Opti
     ]
 
 
+def _with_rounded_rates(
+    trials: Iterable[Trial], reference: OptimizerProgram, evidence: OptimizerEvidence, floor: float
+) -> Iterator[Hypothesis]:
+    """Yield the trials that explain everything if the learning rate is in float32 in part, too."""
+    for trial in trials:
+        rounded = rounded_rate(evidence, trial.program(reference, trial.values), floor)
+        if rounded is not None:
+            says = "; ".join(filter(None, (trial.says(), rounded.says)))
+            yield replace(rounded, faults=(*trial.faults, *rounded.faults), says=says, values=len(trial.values))
+
+
 def _better_than_none(
     hypotheses: list[Hypothesis], reference: OptimizerProgram, evidence: OptimizerEvidence, floor: float
 ) -> list[Hypothesis]:
@@ -257,15 +273,20 @@ def _better_than_none(
 
 
 def _without_copies(explaining: list[Trial], reference: OptimizerProgram) -> list[Trial]:
-    """Drop a fitted warm-up that makes the same rates as a fault with fewer values, such as a shift by one step."""
+    """Drop another schedule that makes the same rates as a plainer fault, such as a shift by one step."""
     rates = {trial: trial.program(reference, trial.values).lr for trial in explaining}
 
-    def copies(trial: Trial, other: Trial) -> bool:
-        simpler = len(other.edits) <= len(trial.edits) and len(other.values) < len(trial.values)
-        beside = set(trial.faults) - {WARMUP}
-        return simpler and beside <= set(other.faults) and np.allclose(rates[trial], rates[other], rtol=SAME_RATES)
+    def weight(trial: Trial) -> tuple[int, bool]:
+        return len(trial.values), not SCHEDULES.isdisjoint(trial.faults)
 
-    return [t for t in explaining if WARMUP not in t.faults or not any(copies(t, other) for other in explaining)]
+    def copies(trial: Trial, other: Trial) -> bool:
+        plainer = len(other.edits) <= len(trial.edits) and weight(other) < weight(trial)
+        beside = set(trial.faults) - SCHEDULES
+        return plainer and beside <= set(other.faults) and np.allclose(rates[trial], rates[other], rtol=SAME_RATES)
+
+    others = [trial for trial in explaining if not SCHEDULES.isdisjoint(trial.faults)]
+    copied = [trial for trial in others if any(copies(trial, other) for other in explaining)]
+    return [trial for trial in explaining if trial not in copied]
 
 
 def _sensible(explaining: list[Trial]) -> list[Trial]:

@@ -37,7 +37,7 @@ class OptimizerStep:
         update: output of JAX's optimizer, to be added to the parameters, divided by `shares`.
         state: part of `PARTS` -> its tensors after the step, as far as JAX's optimizer shows them.
         clipped: factor of the gradients by which the reference has clipped them.
-        norm: norm of all gradients, the large ones of which may be excerpts; None: of the given ones.
+        norm: norm of all gradients, where `gradients` holds excerpts of large ones; None: that of the given ones.
         shares: tensor -> share of the rate that JAX's optimizer rounds to float32, if the reference's update is right;
             1 for others.
     """

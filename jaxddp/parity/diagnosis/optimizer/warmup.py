@@ -3,6 +3,8 @@
 The reference's rates r_0, r_1, ... rise in a line up to r_w. With p = r_w, a port's warm-up of m steps from b is
 
     rate_t = b + (p - b) t / m  for t < m;  r_max(t - s, w)  from there on, s = 0 or s = m - w
+
+Rates that rise in half a wave of a cosine, as OneCycleLR's do, are stretched to m steps.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ FAULT = "warmup_start"
 ENDS = {1: "ends a step later", -1: "ends a step earlier"}
 # With a factor, a line up to the peak could be any line. Other schedule faults do not combine with these.
 OTHERS = frozenset({"lr_scaled", "loss_scale", "dampening", "lr_off_by_one", "scheduler_too_fast"})
-LONGEST = 3  # a warm-up takes less than so many times the steps of the run
+LONGEST = 3  # a warm-up takes less than so many times the steps of the run, or a few steps more than the reference's
 FEWEST = 3  # steps that show that rates are a line
 
 
@@ -29,7 +31,9 @@ def warmup_edits(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     end = _end(column)
     if end == len(column) - 1 > 0:
         yield from (_of_unknown_length(column),) if len(program.index) >= FEWEST else ()
-    elif end:
+    elif not end:
+        yield from _of_other_lengths(column, int(np.argmax(column)), len(program.index))
+    else:
         for later in (0, 1, -1):
             for shift in {0, later} if end + later else ():
                 yield _from_another_rate(column, end, later, shift)
@@ -85,25 +89,29 @@ def _from_another_rate(column: np.ndarray, end: int, later: int, shift: int) -> 
 def _of_other_lengths(column: np.ndarray, end: int, steps: int) -> Iterator[OptimizerEdit]:
     """Yield a warm-up of several steps more or less; the rest is later by as many, or ends where the reference's ends.
 
-    A warm-up of n steps from b is b + (p - b) t / n, or p (t + 1) / n if the reference's is.
+    A warm-up of n steps from b is b + (p - b) t / n, or p (t + 1) / n if the reference's is; nothing is yielded for
+    rates that rise along no curve. A line of one step more or less: see `_from_another_rate`.
     """
     peak, first, top, last = column[end], column[0], last_peak(column), int(np.argmin(column[end:])) + end
     ahead = int(np.isclose(first * (end + 1), peak, rtol=STRAIGHT, atol=0))
-    length = end + ahead
+    length, is_line = end + ahead, _end(column) == end
+    down = curve_of(column[end::-1])  # the way back
     rest = curve_of(column[top : last + 1]) if last > top else None
     t = np.arange(len(column))
-    for other in range(1, LONGEST * steps):
+    longest = max(LONGEST * steps, length + FEWEST)
+    for other in range(1, longest) if is_line or (end and down) else ():
         begin = top + other - length
-        if abs(other - length) < 2 or begin < 0:  # a step more or less: see `_from_another_rate`
+        if other == length or (is_line and abs(other - length) == 1) or begin < 0:
             continue
         share = np.minimum((t + ahead) / other, 1.0)
         line = peak * share if ahead else first + (peak - first) * share
+        line = line if is_line or down is None else down(end * (1 - share))
         says = f"the learning rate's warm-up takes {other} steps, the reference's {length}"
         later = np.where(t < begin, line, column[np.clip(t - other + length, top, len(column) - 1)])
-        rests = {"; the rest of the schedule is as much later": later}
+        rests = {", and the rest of the schedule is as much later": later}
         if rest is not None and begin < last:
             places = np.clip((t - begin) * (last - top) / (last - begin), 0, last - top)
-            rests["; the schedule ends at the same step"] = np.where(t < begin, line, rest(places))
+            rests[", and the schedule ends at the same step"] = np.where(t < begin, line, rest(places))
         alike = all(np.array_equal(rates[:steps], later[:steps]) for rates in rests.values()) or begin >= steps
         for more, rates in [*rests.items()][: 1 if alike else None]:
             yield discrete(FAULT, says if alike else f"{says}{more}", _with_rates(column, end, rates))

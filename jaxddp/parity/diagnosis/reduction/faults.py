@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.parity.compare.patterns import scaled
+from jaxddp.parity.diagnosis import clip_words
 from jaxddp.parity.diagnosis.reduction.recipe import ReductionRecipe, ReductionStep
 from jaxddp.parity.diagnosis.reduction.wires import WIRES
 from jaxddp.parity.records import stage_norm
@@ -52,7 +53,7 @@ def edits(
         yield _edit("local", "loss_scale", scaled("local gradients times", factor, sizes), local_factor=factor)
     yield from _reduction_edits(world_size)
     if reference.clip_norm is not None:
-        yield from _clip_edits(world_size, tied)
+        yield from _clip_edits(reference.clip_norm, world_size, tied)
 
 
 def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> Iterator[ReductionEdit]:
@@ -71,6 +72,11 @@ def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> It
     if pieces > 1:
         says = f"gradients times {pieces}, the number of micro-batches"
         yield _edit("normalization", "accumulation_not_divided", says, loss_normalization="ddp", divide=False)
+        for kept in (0, pieces - 1):
+            which = "last" if kept else "first"
+            for divide, shares in ((True, ""), (False, ", as if there were no others")):
+                says = f"only the {which} of {pieces} micro-batches counts{shares}"
+                yield _edit("normalization", "micro_batches_lost", says, kept=kept, divide=divide)
         for size in range(1, pieces):
             for early in itertools.combinations(range(pieces), size):
                 which = ", ".join(str(a + 1) for a in early)
@@ -117,11 +123,11 @@ def _reduction_edits(world_size: int) -> Iterator[ReductionEdit]:
         yield _edit("wire", "compressed_all_reduce", says, wire=wire)
 
 
-def _clip_edits(world_size: int, tied: Sequence[str]) -> Iterator[ReductionEdit]:
+def _clip_edits(norm: float, world_size: int, tied: Sequence[str]) -> Iterator[ReductionEdit]:
     """Yield mistakes in clipping."""
-    says = "clipping divides by the norm, to which the reference adds 1e-06"
-    yield _edit("epsilon", "clip_epsilon", says, clip_epsilon=0.0)
-    yield _edit("norm", "clip_missing", "the gradients are not clipped", clip_norm=None)
+    yield _edit("epsilon", "clip_epsilon", clip_words.NO_EPSILON, clip_epsilon=0.0)
+    yield _edit("norm", "clip_missing", clip_words.not_clipped(norm), clip_norm=None)
+    yield _edit("norm", "clip_norm", f"each tensor is clipped by its own norm, at {norm:g}", clip_by="tensor")
     if world_size > 1:
         yield _edit("order", "clipped_before_mean", "each replica clips its own gradient", clip_first=True)
         yield _edit("norm", "clip_norm_local", "clipped by the norm of the local gradient", clip_by="own")
@@ -138,7 +144,6 @@ def _clip_edits(world_size: int, tied: Sequence[str]) -> Iterator[ReductionEdit]
 
 def clip_values(reference: ReductionRecipe, steps: Sequence[ReductionStep]) -> Iterator[ReductionEdit]:
     """Yield the norm and the value at which the shown gradients are clipped, read off the first clipped step."""
-    has = "does not clip" if reference.clip_norm is None else f"clips at norm {reference.clip_norm:g}"
     for step in steps:
         if not {"gradients", "clipped_gradients"} <= step.shown.keys():
             return
@@ -150,15 +155,12 @@ def clip_values(reference: ReductionRecipe, steps: Sequence[ReductionStep]) -> I
         for epsilon in (reference.clip_epsilon, 0.0):
             largest = _rounded(clipped * (norm + epsilon) / norm)
             if largest != reference.clip_norm:
-                yield _edit(
-                    "norm",
-                    "clip_norm",
-                    f"clipped at norm {largest:.6g}, the reference {has}",
-                    clip_norm=largest,
-                    **({} if reference.clip_norm is not None else {"clip_epsilon": epsilon}),
-                )
+                of_epsilon = {"clip_epsilon": epsilon} if reference.clip_norm is None else {}
+                says = clip_words.at_norm(largest, reference.clip_norm)
+                yield _edit("norm", "clip_norm", says, clip_norm=largest, **of_epsilon)
         value = _rounded(max(float(np.abs(tensor).max()) for tensor in after.values()))
-        yield _edit("norm", "clip_by_value", f"clipped by value, at {value:.6g}, the reference {has}", clip_value=value)
+        says = clip_words.by_value(value, reference.clip_norm)
+        yield _edit("norm", "clip_by_value", says, clip_value=value)
         return
 
 

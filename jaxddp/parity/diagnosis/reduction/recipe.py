@@ -1,7 +1,7 @@
 """Reduce a step's gradients, correctly or with a mistake: micro-batch sums -> mean over replicas -> clipping."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,6 +39,7 @@ class ReductionRecipe:
         divide: the micro-batches' means are divided by their number.
         stale: gradients are taken at the parameters of the step before.
         early: the only micro-batches that are averaged over the replicas; None: all are.
+        kept: the only micro-batch whose gradients are taken; None: all are.
         local_factor, factor: factors of the local and of the reduced gradients.
         summed_at_once: every replica's local gradient is the sum of all, as with shard_map's check_vma.
         synchronised: gradients are averaged over the replicas.
@@ -47,7 +48,7 @@ class ReductionRecipe:
         clip_epsilon: added to the norm.
         clip_first: each replica clips its local gradients before they are averaged.
         clip_by: norm that clips: "mean", of the reduced gradients; "own", of the replica's local gradients;
-            or a factor on the reduced gradients' norm.
+            "tensor", of each tensor by itself; or a factor on the reduced gradients' norm.
         clip_value: elements are clipped to -clip_value .. clip_value, and not by their norm; None: they are not.
         twice: tensor that the norm counts twice.
         aliases: (tensor, tensor whose gradient it has).
@@ -58,6 +59,7 @@ class ReductionRecipe:
     divide: bool = True
     stale: bool = False
     early: frozenset[int] | None = None
+    kept: int | None = None
     local_factor: float = 1.0
     factor: float = 1.0
     summed_at_once: bool = False
@@ -76,6 +78,9 @@ class ReductionRecipe:
         """Return every stage of `SHOWN`, (W, ...)."""
         sums = step.sums if not self.stale or step.stale is None else step.stale
         micro = {name: self._of_micro_batches(value, step.counts) for name, value in sums.items()}
+        if self.kept is not None:
+            is_kept = np.arange(step.counts.shape[1]) == self.kept
+            micro = {n: value * is_kept.reshape(-1, *(1,) * (value.ndim - 2)) for n, value in micro.items()}
         local = {name: self.local_factor * value.sum(1) for name, value in micro.items()}
         if self.summed_at_once:
             local = {name: len(value) * _everywhere(value) for name, value in local.items()}
@@ -114,6 +119,9 @@ class ReductionRecipe:
             return {name: np.clip(value, -self.clip_value, self.clip_value) for name, value in gradients.items()}
         if self.clip_norm is None:
             return gradients
+        if self.clip_by == "tensor":
+            whole = replace(self, clip_by="mean")
+            return {name: whole._clipped({name: value}, {})[name] for name, value in gradients.items()}
         norms = _norms(local if self.clip_by == "own" else gradients, self.twice)
         if isinstance(self.clip_by, float):
             norms = norms * self.clip_by

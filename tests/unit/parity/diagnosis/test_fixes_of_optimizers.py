@@ -118,3 +118,16 @@ def test_the_fix_of_a_mask_depends_on_what_the_reference_decays() -> None:
     assert fixes[0] == "decay all tensors, without a mask: optax.adamw(lr, weight_decay=0.01)"
     assert code_of(fixes[1]) == "optax.chain(optax.add_decayed_weights(0.01, mask), optax.sgd(lr))"
     assert MASK in fixes[1] and len(fixes[1]) < 470  # the console cuts longer lines
+
+
+@pytest.mark.parametrize(
+    ("fault", "says", "part"),
+    [
+        ("ignore_index", "labels of 0 count in the mean", "labels != 0"),
+        ("ignore_index", "labels of -100 count in the mean", "labels != -100"),
+        ("norm_epsilon", "under a root, eps 1e-06, the reference has 1e-05", "under the root"),
+        ("norm_epsilon", "LayerNorm eps 1e-06, the reference has 1e-05", "nnx.LayerNorm"),
+    ],
+)
+def test_a_fix_of_the_model_has_what_the_cause_says(fault: str, says: str, part: str) -> None:
+    assert part in FAULTS[fault].fix_for(Known(says, TorchOptimizer("SGD", [{}])))

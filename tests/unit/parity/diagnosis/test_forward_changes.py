@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
-from jaxddp.parity.diagnosis.forward.calls import Call, Change
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
 from jaxddp.parity.diagnosis.forward.clamps import chosen_term, clamps
-from jaxddp.parity.diagnosis.forward.deviation import deviation
 from jaxddp.parity.diagnosis.forward.layout import same_padding
 from jaxddp.parity.diagnosis.forward.sites import patches_of, trace
+from jaxddp.parity.diagnosis.forward.statistics import deviation
 
 X = torch.linspace(-2.0, 3.0, 12, dtype=torch.float64).reshape(3, 4) ** 3
 Y = X.flip(0)
@@ -141,3 +141,12 @@ def test_same_padding_of_many_layers_is_tried_by_kind_and_in_all_but_one() -> No
     says = same_in(stages(6), 256)
     assert len(says) == 1 + 7 + 7  # all; all but one, of which one leaves the pooling out; each alone
     assert "convolution padded 'SAME', (0, 1, 0, 1) in layer 0, layer 1, layer 2, layer 3, layer 4 and layer 5" in says
+
+
+def test_gradients_are_computed_after_a_fault_in_the_end_of_a_no_grad_block() -> None:
+    stays = Change("stays", "", lambda call, proceed, _: proceed(call.put(0, False)))
+    with CallTrace([CallEdit(stays, frozenset({("_set_grad_enabled", 1)}))]):
+        with torch.no_grad():
+            X.sum()
+        assert not torch.is_grad_enabled()  # else the fault is not planted
+    assert torch.is_grad_enabled()

@@ -80,6 +80,19 @@ def test_a_loss_behind_a_large_update_follows_it_if_it_differs() -> None:
     assert multi_loss.explain_loss(followed, located, search, lambda *where: None) is None
 
 
+@pytest.mark.parametrize(("residual", "searched"), [(0.0, 1), (0.5, 0)])
+def test_gradients_of_losses_that_differ_are_not_searched(residual: float, searched: int) -> None:
+    of_step = evidence([{"a": 0.0}], [{"a"}], {"gradients": Located(1, "a", 0.5, 1e-12)})
+    of_step.torch[0]["gradients"] = {"a": np.array([1.0, 2.0])}
+    of_step.jax[0] |= {"gradients": {"a": np.array([1.0, 3.0])}, "spread": {}}
+    of_step.judgement.residuals["local_loss"] = [{"loss": residual}]
+    of_step.summary = SimpleNamespace(sizes={})
+    jobs: list[Any] = []
+    read: Any = lambda *where: SimpleNamespace(program=())  # noqa: E731
+    multi_loss.explain_gradients(of_step, jobs.append, read)
+    assert len(jobs) == searched
+
+
 def test_a_loss_that_depends_on_weights_that_are_not_known_is_not_computed() -> None:
     model = nn.ModuleDict({"a": nn.Linear(1, 1, bias=False), "b": nn.Linear(1, 1, bias=False)})
 
@@ -135,9 +148,16 @@ AVERAGES = {
 }
 
 
+def test_what_a_step_changes_itself_differs_by_itself_if_it_differs_more_than_the_updates_do() -> None:
+    both = [{"a": 1e-7, "slow": 0.3}], [{"a": 0.3, "slow": 0.2}]
+    found = [[where.tensor for where, _ in multi_loss.differing_updates(evidence(of, [{"a"}]))] for of in both]
+    assert found == [["a", "slow"], ["a"]]
+
+
 @pytest.mark.one_in(2)
+@pytest.mark.parametrize("by_data", [False, True], ids=["no_grad", "data"])
 @pytest.mark.parametrize("case", AVERAGES)
-def test_a_moving_average_that_differs_has_a_cause(case: str) -> None:
+def test_a_moving_average_that_differs_has_a_cause(case: str, by_data: bool) -> None:
     average, says = AVERAGES[case]
     model = nn.ModuleDict({name: nn.Linear(3, 2, bias=False) for name in ("fast", "slow")}).double()
 
@@ -146,8 +166,9 @@ def test_a_moving_average_that_differs_has_a_cause(case: str) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        slow = model["slow"].weight.data if by_data else model["slow"].weight
         with torch.no_grad():
-            model["slow"].weight.mul_(0.9).add_(model["fast"].weight, alpha=0.1)
+            slow.mul_(0.9).add_(model["fast"].weight, alpha=0.1)
         return loss
 
     rng, after = np.random.default_rng(0), {}
@@ -166,5 +187,6 @@ def test_a_moving_average_that_differs_has_a_cause(case: str) -> None:
     loss = LossOfStep(steps, "", [[[batch]]], lambda step: after)
     moved = {"changes_weights": True, "moved": ("slow.weight",)}
     ruling, _ = search_model(ModelEvidence(model, loss, [taken], 1, reading=Reading(program, 0, 0), **moved))
+    says = says.replace("slow.weight", "the result of add_") if by_data else says
     assert [one.says for one in ruling.named] == [says]
     assert ruling.lines[0].torch is not None

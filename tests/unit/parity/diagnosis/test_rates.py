@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import optax
 import pytest
-from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR
 
 from jaxddp import optim
 from jaxddp.parity.diagnosis.optimizer.update import NEAR
@@ -78,7 +79,27 @@ def test_a_fault_beside_a_learning_rate_in_float32_is_named(case: Planted) -> No
     assert all(hypothesis.residual < FLOOR for hypothesis in ruling.named)  # measured: up to 3.1e-16
 
 
-def test_a_learning_rate_that_is_nearly_right_but_not_a_float32_is_a_difference() -> None:
-    evidence = run(adam, optax.adam(lambda count: 1e-3 * (1 + 3e-8) * 0.9**count), scheduler=EXPONENTIAL)
+@pytest.mark.parametrize(
+    ("off", "names"),
+    [
+        (lambda count: 3e-8, ["learning rate times 1.00000003"]),
+        (lambda count: 1e-7 / (count + 1), ["the learning rate is off by 1e-07 of the largest, as where a part of it"]),
+        (lambda count: 3e-6 / (count + 1), []),
+    ],
+)
+def test_a_learning_rate_that_is_nearly_right_but_not_a_float32_is_a_difference(off: Any, names: list[str]) -> None:
+    evidence = run(adam, optax.adam(lambda count: 1e-3 * (1 + off(count)) * 0.9**count), scheduler=EXPONENTIAL)
     left = reference_residuals(evidence)
     assert min(max(of_step.values()) for of_step in left) > 1e-8
+    said = [one.says for one in explain_optimizer(evidence, deep=False).named]
+    assert len(said) == len(names) and all(one.startswith(name) for one, name in zip(said, names, strict=True))
+
+
+@pytest.mark.parametrize(("steps", "faults"), [(17, ["rate_rounded"]), (18, ["warmup_start", "rate_rounded"])])
+def test_a_learning_rate_that_is_made_of_float32_numbers_is_named(steps: int, faults: list[str]) -> None:
+    """Optax's one cycle interpolates in float64 between float32 numbers; its rise takes a step more than torch's."""
+    rates = optax.schedules.piecewise_interpolate_schedule("cosine", 0.004, {steps: 25.0, 60: 0.1})
+    cycle = partial(OneCycleLR, max_lr=0.1, total_steps=60, cycle_momentum=False)
+    evidence = replace(run(momentum, optax.sgd(rates, 0.9), scheduler=cycle), highest=0.1)
+    (found,) = explain_optimizer(evidence, near=NEAR).named
+    assert list(found.faults) == faults and found.residual < FLOOR  # measured: up to 4.1e-16

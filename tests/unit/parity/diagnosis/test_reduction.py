@@ -100,7 +100,15 @@ NotDivided = faulty(divisor=lambda self, counts, rank, piece: counts[rank, piece
 MeanPerRank = faulty(divisor=lambda self, counts, rank, piece: counts[rank].sum())
 NoEpsilon = clipped_by(lambda gradients, local: length(gradients), epsilon=0.0)
 NormOfRank = clipped_by(lambda gradients, local: length(local))
+LastPiece = faulty(local=lambda self, counts, sums, rank: scaled(sums[rank][-1], 1 / counts[rank, -1]))
+ByTensor = faulty(
+    clipped=lambda self, gradients, local: {
+        name: Step.clipped(self, {name: x}, local)[name] for name, x in gradients.items()
+    }
+)
 FAULTS: dict[str, tuple[type[Step], set[str]]] = {
+    "LastPiece": (LastPiece, {"micro_batches_lost"}),
+    "ByTensor": (ByTensor, {"clip_norm"}),
     "Sum": (Sum, {"sum_not_mean", "check_vma"}),
     "NoSync": (faulty(reduced=lambda self, local: local), {"no_sync", "collective_in_loss"}),
     "Twice": (Twice, {"averaged_twice"}),

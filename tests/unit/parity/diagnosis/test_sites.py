@@ -41,6 +41,16 @@ def test_a_set_of_sites_has_the_longest_name_that_fits() -> None:
     assert {patch.where for patch in patches if len(patch.sites) == 2} == {"blocks.*.norm"}
 
 
+def test_parts_of_one_name_in_several_modules_are_a_set() -> None:
+    def block() -> nn.Module:
+        return nn.Sequential(OrderedDict(first=nn.LayerNorm(4), second=nn.LayerNorm(4)))
+
+    net = nn.Sequential(OrderedDict(down=block(), up=block()))
+    calls = trace(net, lambda model, batch: {"loss": model(batch["x"]).sum()}, {"x": torch.ones(2, 4)})
+    patches = patches_of((call, change) for call in calls for change in norm_epsilon(call))
+    assert {patch.where for patch in patches if len(patch.sites) == 2} == {"down.*", "up.*", "*.first", "*.second"}
+
+
 def test_a_search_over_a_larger_loss_makes_fewer_replays() -> None:
     def replays(layers: int, width: int) -> int:
         with torch.device("meta"):

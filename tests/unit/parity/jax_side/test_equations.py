@@ -94,6 +94,19 @@ def test_lines_are_the_users_through_jaxs_functions() -> None:
     assert len(lines) == 1 and lines.pop().startswith("test_equations.py:")
 
 
+def test_lines_of_a_scans_body_have_their_callers() -> None:
+    def cell(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return carry + jnp.sin(x), None  # the body
+
+    def layer(x: jax.Array) -> jax.Array:
+        return lax.scan(cell, jnp.zeros(3), x)[0]  # the layer
+
+    program = read(lambda x: jnp.sum(layer(x)), [X])
+    lines = {(one.line, *one.callers) for one in named(program, "sin") if one.line}
+    ((body, of_layer, _),) = lines
+    assert body.text.endswith("# the body") and of_layer.text.endswith("# the layer")
+
+
 @pytest.mark.parametrize("other", [[1.0, 2.0, 3.5], [1.0, 2.0], [1.0, 2.0, np.inf], [3.0, 3.0, 0.0]])
 def test_other_values_are_not_near(other: list[float]) -> None:
     known = Results((Operation("x", (), (), None, (moments(np.array([1.0, 2.0, 3.0])),)),))

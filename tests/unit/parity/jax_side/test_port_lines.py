@@ -7,7 +7,8 @@ import pytest
 from jax import lax
 from jax import numpy as jnp
 
-from jaxddp.parity.jax_side.port_lines import collectives, line_of_function, size_of
+from jaxddp.parity.jax_side.port_lines import collectives, size_of
+from jaxddp.parity.user_code.homes import line_of_function
 
 AXES = [("replica", 2)]
 

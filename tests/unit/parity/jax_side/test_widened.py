@@ -1,5 +1,7 @@
 """Casts are lifted in float64 without a change to random numbers, which keep their dtype."""
 
+from functools import partial
+
 import jax
 import pytest
 from flax import linen
@@ -31,3 +33,18 @@ def test_a_linen_model_runs_with_its_layers_casts_lifted() -> None:
         assert can_run(within(in_float64, Net().apply), variables, x)
         with in_float64():
             assert Net().apply(variables, x).dtype == jnp.float64
+
+
+def test_a_table_in_float32_leaves_the_casts_of_layers_lifted() -> None:
+    """With its integers lifted, the table's loop would carry two dtypes, which jax refuses."""
+
+    def loss(x: jax.Array) -> jax.Array:
+        angles, _ = jax.lax.scan(lambda sum, n: (sum + n, None), jnp.float32(0), jnp.arange(3, dtype=jnp.float32))
+        return linen.LayerNorm(dtype=jnp.float32).apply({"params": {"scale": x[0], "bias": x[0]}}, x) * angles
+
+    with jax.enable_x64(True):
+        x = jnp.ones((4, 3), jnp.float64)
+        assert not can_run(within(in_float64, loss), x)
+        assert can_run(within(partial(in_float64, integers=False), loss), x)
+        with in_float64(integers=False):
+            assert loss(x).dtype == jnp.float64

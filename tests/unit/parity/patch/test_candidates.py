@@ -9,8 +9,8 @@ import pytest
 from jaxddp.parity.catalogue import EDITS, FAULTS, TorchOptimizer
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.patch.candidates import candidates
-from jaxddp.parity.patch.homes import home_of
-from jaxddp.parity.patch.source import FileText
+from jaxddp.parity.user_code.file_text import FileText
+from jaxddp.parity.user_code.homes import home_of
 
 ADAM = TorchOptimizer("Adam", [{"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}])
 ADAMW = TorchOptimizer("AdamW", [{"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}])
@@ -272,6 +272,7 @@ def test_the_rate_is_made_torchs_schedule() -> None:
     right = text.replace("import optax", "import jaxddp.schedules\nimport optax")
     right = right.replace("sgd(rate,", "sgd(jaxddp.schedules.cosine(0.1, T_max=8),")
     assert right in made(text, 5, found, (twin, 2))
+    assert right in made(text, 4, found, (twin, 3))  # the schedule's own lines are quoted
 
 
 def test_any_cause_at_any_line_has_candidates_that_are_python() -> None:

@@ -117,6 +117,16 @@ def test_a_schedule_that_differs_is_told_with_its_step(tmp_path: Path) -> None:
     assert found(report)[0][:2] == ("update", 4) and found(report)[0][2].startswith(("lr_", "schedule")), str(report)
 
 
+def test_a_schedule_that_differs_is_told_beside_a_decay_that_differs(tmp_path: Path) -> None:
+    make = lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01)  # noqa: E731
+    train_torch(tmp_path / "torch", make=make, schedule=lambda step: 0.9 ** (step - 1))
+    rates = optax.exponential_decay(0.1, 1, 0.8)
+    tx = optax.chain(optax.add_decayed_weights(0.02), optax.sgd(rates, momentum=0.9))
+    train_jax(tmp_path / "jax", tx=tx, lr=lambda step: 0.1 * 0.8 ** (step - 1))
+    report = compare_runs(tmp_path / "torch", tmp_path / "jax")
+    assert {("hyperparameters", 2, ""), ("update", 1, "decay_value")} <= {*found(report)}, str(report)
+
+
 def test_names_that_are_given_count_and_wrong_ones_are_told(torch_run: Path, tmp_path: Path) -> None:
     assert compared(torch_run, tmp_path / "jax", names=NAMES).verdict == "equal"
     report = compare_runs(torch_run, tmp_path / "jax", {**NAMES, "Dense_0": "3"})

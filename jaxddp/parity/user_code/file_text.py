@@ -185,6 +185,11 @@ def expressions(statement: ast.stmt) -> Iterator[ast.expr]:
     yield from sorted(found, key=lambda x: (x.lineno, x.col_offset, -(x.end_lineno or 0), -(x.end_col_offset or 0)))
 
 
+def last_return(function: ast.FunctionDef) -> int:
+    """Return the line of a function's last `return`; that of its definition if there is none."""
+    return max((x.lineno for x in ast.walk(function) if isinstance(x, ast.Return)), default=function.lineno)
+
+
 def calls(statement: ast.stmt) -> Iterator[ast.Call]:
     """Yield the calls of a statement."""
     yield from (x for x in expressions(statement) if isinstance(x, ast.Call))

@@ -10,13 +10,15 @@ from fractions import Fraction
 NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 VALUE = rf"{NUMBER}|'[^']*'|True|False|None|[\w.]+"
 PAIRS = (
-    re.compile(rf"(?P<what>.*?)(?P<port>(?<![\w.])(?:{NUMBER}))[^,;]*, the reference has (?P<torch>{NUMBER})"),
+    re.compile(
+        rf"(?P<what>.*?)(?P<port>(?<![\w.])(?:{NUMBER}))[^,;]*, the reference(?: has|'s(?: to)?) (?P<torch>{NUMBER})"
+    ),
     re.compile(rf"(?P<what>.*?) ?(?P<port>{VALUE})(?: \(zeros\))? instead of (?P<torch>{VALUE})"),
 )
 FACTOR = re.compile(rf"times ({NUMBER})(?:, (?!the reference has).*|, the reference has 1)?$")
 OPTION = re.compile(r"(\w+)'s (\w+) $|(\w+) (eps|momentum) $")
 DENOMINATOR = 1000  # largest one of a fraction that is written as one
-LONG = 9  # digits of a number that is no decimal fraction, but a rounded fraction or root
+LONG = 9  # digits of a number that is a rounded fraction or root, and not a decimal fraction
 
 
 @dataclass(frozen=True)

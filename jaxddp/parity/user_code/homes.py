@@ -1,8 +1,13 @@
 """Where a port's functions are defined: in the port file, or in a file beside it from which it imports them."""
 
 import ast
+import inspect
+import linecache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
+
+from jaxddp.parity.operations import SourceLine, is_of_user
+from jaxddp.parity.user_code.file_text import last_return
 
 # Stage that differs -> names of a port whose code may compute it, for causes without a line.
 LOSS, STEP, OPTIMIZER = ("loss", "step"), ("step",), ("optimizer", "step")
@@ -12,25 +17,13 @@ OF_STAGE = {
 }
 
 
-class Home(NamedTuple):
-    """A line of a file.
-
-    Attributes:
-        path: the file.
-        line: number of the line.
-    """
-
-    path: str
-    line: int
-
-
-def home_of_stage(port: Path, stage: str, side: str) -> Home | None:
+def home_of_stage(port: Path, stage: str, side: str) -> SourceLine | None:
     """Return the line of the function of a side, "flax" or "torch", that computes a stage; None: unknown."""
     homes = (home_of(port, f"{side}_{name}") for name in OF_STAGE.get(stage, ()))
     return next((home for home in homes if home is not None), None)
 
 
-def home_of(port: Path, name: str) -> Home | None:
+def home_of(port: Path, name: str) -> SourceLine | None:
     """Return the line at which a name of a port is defined: that of a function's last `return`; None: unknown."""
     try:
         body = ast.parse(port.read_bytes()).body
@@ -38,13 +31,28 @@ def home_of(port: Path, name: str) -> Home | None:
         return None
     for statement in body:
         if isinstance(statement, ast.FunctionDef) and statement.name == name:
-            ends = [x.lineno for x in ast.walk(statement) if isinstance(x, ast.Return)]
-            return Home(str(port), max(ends, default=statement.lineno))
+            return SourceLine(str(port), last_return(statement))
         if isinstance(statement, ast.Assign) and name in map(ast.unparse, statement.targets):
-            return Home(str(port), statement.lineno)
+            return SourceLine(str(port), statement.lineno)
         if isinstance(statement, ast.ImportFrom) and statement.module:
             there = port.parent.joinpath(*statement.module.split(".")).with_suffix(".py")
             inside = [x.name for x in statement.names if name in (x.asname, x.name)]
             if inside and there != port and there.exists():
                 return home_of(there, inside[0])
     return None
+
+
+def line_of_function(function: Any) -> SourceLine | None:
+    """Return the line that begins a function of the user's; None: it is a library's, or no function.
+
+    >>> line_of_function(print) is line_of_function(None) is line_of_function(ast.parse) is None
+    True
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    if code is None or not is_of_user(code.co_filename):
+        return None
+    linecache.checkcache(code.co_filename)
+    number = code.co_firstlineno
+    while linecache.getline(code.co_filename, number).lstrip().startswith("@"):
+        number += 1
+    return SourceLine(code.co_filename, number)

@@ -1,0 +1,155 @@
+"""Find the line at which a value stands that another line uses: a constant's, or the one that makes a layer."""
+
+import ast
+import linecache
+import math
+import re
+from collections.abc import Collection, Iterator
+
+from jaxddp.parity.operations import Lines, SourceLine
+from jaxddp.parity.user_code.file_text import FileText, assigned, expressions, last_name, last_return, number_of
+from jaxddp.parity.user_code.said import values_of
+
+FOLLOWED = 3  # definitions are followed from the quoted line this often
+LAYER = re.compile(r" in ([\w.*]+)(?:, the reference has .*)?$")
+
+
+def where_stated(lines: Lines, says: str) -> Lines:
+    """Return the lines of both sides at which the values stand that a cause says.
+
+    A value that stands in a quoted line itself, or that is not found, leaves the line as it is.
+
+    Args:
+        lines: lines at which the values are used.
+        says: the cause in words, "eps 1e-6 in ln, the reference has 1e-5".
+    """
+    layer = match[1].rpartition(".")[2] if (match := LAYER.search(says)) else ""
+    for said in values_of(says):
+        lines = Lines(stated_at(lines.jax, said.port, layer), stated_at(lines.torch, said.torch, layer))
+    return lines
+
+
+def stated_at(line: SourceLine | None, value: str, layer: str = "") -> SourceLine | None:
+    """Return the line at which a value stands that a line uses.
+
+    Args:
+        line: the line; None: unknown.
+        value: the value as code.
+        layer: name of the layer that has the value, as the attribute of `self` that it is; "" if none has.
+    """
+    text = _text_of(line)
+    statement = None if text is None or line is None else text.at(line.number)
+    if text is None or line is None or statement is None:
+        return line
+    found = next((x for one in _statements(text, statement, layer) if (x := _holds(one, value))), None)
+    return line if found is None or _stands_in(statement, line, value) else SourceLine(line.path, found)
+
+
+def made_at(line: SourceLine | None, layer: str) -> SourceLine | None:
+    """Return the line at which a layer is made that a line calls; the line itself if it is not known.
+
+    Args:
+        line: the line; None: unknown.
+        layer: name of the layer, as the attribute of `self` that it is.
+    """
+    text = _text_of(line)
+    if text is None or line is None or (statement := text.at(line.number)) is None or layer not in _called(statement):
+        return line
+    made = [value.lineno for value in _values(text, statement, layer) if isinstance(value, ast.Call)]
+    return SourceLine(line.path, made[0]) if len(made) == 1 else line
+
+
+def returned_at(line: SourceLine | None) -> SourceLine | None:
+    """Return the last `return` of the function whose definition is at a line; the line itself if there is none."""
+    text = _text_of(line)
+    if text is None or line is None or (function := text.function_at(line.number)) is None:
+        return line
+    return SourceLine(line.path, last_return(function))
+
+
+def called_at(line: SourceLine | None, functions: Collection[str]) -> SourceLine | None:
+    """Return the line of a call of one of these functions whose result a statement uses by a name; None: none does.
+
+    Args:
+        line: the line of the statement; None: unknown.
+        functions: names of functions.
+    """
+    text = _text_of(line)
+    if text is None or line is None or (statement := text.at(line.number)) is None:
+        return None
+    made = (value for name in _used(statement) for value in _values(text, statement, name))
+    calls = (value for value in made if isinstance(value, ast.Call) and last_name(value.func) in functions)
+    return next((SourceLine(line.path, call.lineno) for call in calls), None)
+
+
+def _text_of(line: SourceLine | None) -> FileText | None:
+    if line is None:
+        return None
+    try:
+        return FileText("".join(linecache.getlines(line.path)))
+    except SyntaxError:
+        return None
+
+
+def _stands_in(statement: ast.stmt, line: SourceLine, value: str) -> bool:
+    """Return whether a value stands in the line of a statement itself."""
+    return any(x.lineno == line.number and _is(x, value) for x in expressions(statement))
+
+
+def _holds(node: ast.AST, value: str) -> int | None:
+    """Return the line of a statement or an expression at which a value stands; None: it does not hold it."""
+    inside = expressions(node) if isinstance(node, ast.stmt) else ast.walk(node)
+    return next((x.lineno for x in inside if isinstance(x, ast.expr) and _is(x, value)), None)
+
+
+def _is(node: ast.expr, value: str) -> bool:
+    """Return whether code without names is a value.
+
+    >>> [_is(ast.parse(code, mode="eval").body, "0.5") for code in ("0.5", "1 / 2", "WIDTH ** -0.5")]
+    [True, True, False]
+    """
+    try:
+        wanted = ast.parse(value, mode="eval").body
+    except SyntaxError:  # a word of the cause
+        return False
+    number = number_of(wanted, {})
+    if number is None:
+        return isinstance(wanted, ast.Constant) and ast.dump(wanted) == ast.dump(node)
+    there = number_of(node, {})
+    return there is not None and math.isclose(there, number, rel_tol=1e-9)
+
+
+def _statements(text: FileText, statement: ast.stmt, layer: str) -> Iterator[ast.AST]:
+    """Yield a statement, then what its names stand for: constants, local numbers and the layer's making."""
+    yield statement
+    fresh: list[ast.AST] = [statement]
+    for _ in range(FOLLOWED):
+        names = {name for node in fresh for name in _used(node)}
+        values = [value for name in sorted(names - {layer}) for value in _values(text, statement, name)]
+        fresh = [value for value in values if number_of(value, text.constants) is not None]
+        fresh += _values(text, statement, layer) if layer in names else []
+        yield from fresh
+
+
+def _used(node: ast.AST) -> Iterator[str]:
+    inside = expressions(node) if isinstance(node, ast.stmt) else ast.walk(node)
+    yield from (last_name(x) for x in inside if isinstance(x, ast.Name | ast.Attribute))
+
+
+def _called(statement: ast.stmt) -> set[str]:
+    """Return the attributes of `self` that a statement calls."""
+    calls = (x.func for x in expressions(statement) if isinstance(x, ast.Call))
+    return {x.attr for x in calls if isinstance(x, ast.Attribute) and ast.unparse(x.value) == "self"}
+
+
+def _values(text: FileText, statement: ast.stmt, name: str) -> Iterator[ast.expr]:
+    """Yield what a name stands for at a statement: at the top of the file, in its class, or in its function."""
+    around = [x for x in text.statements if isinstance(x, ast.ClassDef) and _spans(x, statement)]
+    scope = around[-1:] or [x for x in text.statements if isinstance(x, ast.FunctionDef) and _spans(x, statement)][-1:]
+    inside = [x for one in scope for x in ast.walk(one) if isinstance(x, ast.stmt)]
+    for one in [*text.tree.body, *inside]:
+        yield from (value for target, value in assigned(one) if last_name(target) == name)
+
+
+def _spans(outer: ast.stmt, inner: ast.stmt) -> bool:
+    return outer.lineno <= inner.lineno <= (outer.end_lineno or outer.lineno)

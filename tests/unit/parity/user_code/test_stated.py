@@ -1,0 +1,109 @@
+"""Lines at which values stand: in a constant, in the call that makes a layer, or in the quoted line itself."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxddp.parity.operations import Lines, SourceLine
+from jaxddp.parity.user_code.stated import called_at, made_at, where_stated
+
+FILE = """\
+SLOPE, WIDTH = 0.2, 16
+GROUPS = 4
+
+
+class Block(Module):
+    eps: float = 1e-6
+
+    def __init__(self):
+        self.norm, self.other = GroupNorm(2, 8), GroupNorm(4, 8)
+        self.named = GroupNorm(GROUPS, 8)
+        self.conv = Conv(
+            3,
+            padding_mode="zeros",
+        )
+
+    def forward(self, x):
+        scale = 0.5
+        x = self.norm(self.other(x)) * scale
+        x = leaky_relu(self.named(x), SLOPE)
+        x = rms_norm(x, self.eps) / WIDTH**-0.5
+        x = where(
+            x > 3,
+            self.conv(x),
+            0.25,
+        )
+        return x
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    file = tmp_path / "model.py"
+    file.write_text(FILE)
+    return str(file)
+
+
+def at(text: str) -> int:
+    (number,) = (k for k, line in enumerate(FILE.splitlines(), start=1) if text in line)
+    return number
+
+
+@pytest.mark.parametrize(
+    ("line", "says", "stands"),
+    [
+        ("leaky_relu", "leaky_relu's negative_slope 0.2, the reference has 0.01", "SLOPE, WIDTH"),
+        ("* scale", "the result of norm times 0.5, the reference has 0.25", "scale = 0.5"),
+        ("self.norm(self", "group_norm's num_groups 2 instead of 8 in blocks.0.norm", "self.norm, self.other"),
+        ("leaky_relu", "group_norm's num_groups 4 instead of 8 in named", "GROUPS = 4"),
+        ("rms_norm", "eps 1e-06, the reference has 1e-05", "eps: float"),
+        ("self.conv(x)", "conv2d's padding_mode 'zeros' instead of 'circular' in conv", "padding_mode="),
+        ("x = where(", "where's other 0.25, the reference has 0", "0.25,"),
+        ("self.conv(x)", "gt's other 3, the reference has 4", "x > 3"),
+    ],
+)
+def test_a_value_is_quoted_where_it_stands(line: str, says: str, stands: str, path: str) -> None:
+    found = where_stated(Lines(SourceLine(path, at(line)), None), says)
+    assert found == Lines(SourceLine(path, at(stands)), None)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("leaky_relu", "leaky_relu's negative_slope 0.3, the reference has 0.01"),  # it stands nowhere
+        ("rms_norm", "a divisor 0.25, the reference has 4"),  # WIDTH**-0.5 is no number of the text
+        ("self.norm(self", "group_norm's num_groups 4 instead of 2 in blocks.0.norm"),  # that of another layer
+        ("return x", "tanh left out"),
+        ("return x", "in instead of 2d in conv"),  # words that are no code
+        ("x > 3", "gt's other 3, the reference has 4"),  # the line has it
+    ],
+)
+def test_other_lines_stay(line: str, says: str, path: str) -> None:
+    lines = Lines(SourceLine(path, at(line)), None)
+    assert where_stated(lines, says) == lines
+
+
+def test_both_sides_are_followed_by_their_values(path: str) -> None:
+    used = SourceLine(path, at("leaky_relu"))
+    found = where_stated(Lines(used, used), "num_groups 4 instead of 0.2 in named")
+    assert found == Lines(SourceLine(path, at("GROUPS = 4")), SourceLine(path, at("SLOPE, WIDTH")))
+
+
+def test_a_layer_is_quoted_where_it_is_made(path: str) -> None:
+    called = SourceLine(path, at("self.norm(self"))
+    assert made_at(called, "other") == SourceLine(path, at("self.norm, self.other"))
+    assert made_at(called, "conv") == made_at(called, "gone") == called  # the line does not call them
+    assert made_at(None, "norm") is None
+
+
+def test_a_file_that_is_gone_keeps_its_line(tmp_path: Path) -> None:
+    line = SourceLine(str(tmp_path / "gone.py"), 3)
+    assert where_stated(Lines(line, line), "eps 1e-6, the reference has 1e-5") == Lines(line, line)
+
+
+def test_a_schedule_is_quoted_where_it_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "port.py"
+    file.write_text("rates = optax.cosine_decay_schedule(LR, 10)\nother = count(3)\ntx = optax.sgd(rates, other)\n")
+    optimizer = SourceLine(str(file), 3)
+    assert called_at(optimizer, ["cosine_decay_schedule"]) == SourceLine(str(file), 1)
+    assert called_at(optimizer, ["constant_schedule"]) is called_at(None, ["count"]) is None
