@@ -17,6 +17,7 @@ EPSILON = float(np.finfo(np.float32).eps)
 Distance = tuple[float, str]  # with the tensor that contributes most
 Step = tuple[Distance, Distance, float]  # jax's and torch's distances, and the rounding below which neither counts
 STAGES = ("local_loss", "local_gradients", "gradients", "update", "buffers")
+KINKED = ("local_gradients", "gradients")  # jump where rounding moves a value across the kink of a ReLU or a maximum
 
 
 def compare_numerics(
@@ -31,8 +32,10 @@ def compare_numerics(
 
     Returns:
         Largest distances by stage, and each stage's first step at which one side's distance is more than `ALLOWED`
-        times the other's, if at least half of the steps are such. Fewer are ignored: rounding may move a value across
-        the kink of a ReLU on one side in one step.
+        times the other's, if it is so for the same side in at least half of the steps, and for gradients also between
+        the nearest steps of the sides. A program that loses digits loses them in every step; rounding that moves a
+        value across the kink of a ReLU makes gradients far in single ones (measured in resnet18: in 12 of 40 steps,
+        six on each side).
     """
     results, differences = {}, []
     after_update = _of_updates(jax, torch) if facts.multi_loss else []
@@ -44,12 +47,14 @@ def compare_numerics(
             continue
         floors = _update_floors(torch[0]) if stage == "update" else after_update or [EPSILON] * len(of_jax)
         steps = [*zip(of_jax, of_torch, floors, strict=False)]
-        far = [step for step, (mine, other, floor) in enumerate(steps) if _are_apart(mine[0], other[0], floor)]
-        if 2 * len(far) >= len(steps):
-            differences.append(_difference(stage, far[0], steps[far[0]]))
+        sides = [_far_side(step) for step in steps]
+        side, nearest = max(("jax", "torch"), key=sides.count), (min(of_jax), min(of_torch), max(floors))
+        if 2 * sides.count(side) >= len(steps) and (stage not in KINKED or _far_side(nearest)):
+            first = sides.index(side)
+            differences.append(_difference(stage, first, steps[first]))
             kept, allowed = steps, ALLOWED
         else:
-            kept = [of_step for step, of_step in enumerate(steps) if step not in far]
+            kept = [step for step, far in zip(steps, sides, strict=True) if far is None] or [nearest]
             allowed = _allowed(kept)
         results[stage] = Numerics(
             max(mine for (mine, _), _, _ in kept), max(other for _, (other, _), _ in kept), allowed
@@ -57,16 +62,18 @@ def compare_numerics(
     return results, differences
 
 
-def _are_apart(one: float, other: float, floor: float) -> bool:
-    low, high = sorted((one, other))
-    return high > ALLOWED * max(low, floor)
+def _far_side(step: Step) -> str | None:
+    (mine, _), (other, _), floor = step
+    low, high = sorted((mine, other))
+    if high <= ALLOWED * max(low, floor):
+        return None
+    return "jax" if mine > other else "torch"
 
 
 def _difference(stage: str, step: int, distances: Step) -> Difference:
     (mine, tensor), (other, _), _ = distances
     low, high = sorted((mine, other))
-    side = "jax" if mine > other else "torch"
-    detail = f"in float32 {side} is {high:.0e} from its float64 run, the other side {low:.0e}"
+    detail = f"in float32 {_far_side(distances)} is {high:.0e} from its float64 run, the other side {low:.0e}"
     return Difference(stage, step + 1, tensor, high, ALLOWED * low, "numeric", detail=detail)
 
 
