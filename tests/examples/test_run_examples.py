@@ -152,7 +152,8 @@ def test_both_trainers_compute_the_same_losses(name: str, tmp_path: Path) -> Non
 @pytest.mark.large
 @pytest.mark.parametrize("name", SMALL)
 def test_the_check_says_equal(name: str, pair: Workers) -> None:
-    report = check(EXAMPLES / f"{name}.py", world_size=2, steps=3, workers=pair)
+    steps = 10 if name == "resnet18" else 3  # float32 crosses kinks of its ReLUs in a quarter of the steps
+    report = check(EXAMPLES / f"{name}.py", world_size=2, steps=steps, workers=pair)
     assert report.verdict == "equal", str(report)
 
 

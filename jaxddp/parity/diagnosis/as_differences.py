@@ -14,6 +14,7 @@ from jaxddp.parity.records import KIND, NUMBER
 from jaxddp.parity.user_code.stated import where_stated
 
 CUT_SHORT = "not all causes were tried"
+MOST_LEFT = 0.9  # of the residual without a fault; a fitted factor of 1 leaves all of it
 REMAINS = "this explains a part; another fault remains"
 
 
@@ -25,8 +26,8 @@ def as_differences(
     stage = stage.removeprefix("own_")
     causes: list[Cause | None] = []
     if ruling is not None and ruling.named:
-        causes = [*_causes(ruling, _optimizer(evidence, located))]
-    nearest = ruling.runner_up if ruling is not None and not causes else None
+        causes = [*causes_of(ruling, _optimizer(evidence, located), located.residual)]
+    nearest = next_best(ruling, located.residual) if ruling is not None and not causes else None
     cut_short = CUT_SHORT if ruling is not None and ruling.cut_short else ""
     common = "" if causes else _pattern(evidence, stage)
     partly = f"{ruling.partly}: {REMAINS}" if ruling is not None and ruling.partly and not causes else ""
@@ -39,7 +40,7 @@ def as_differences(
             located.residual,
             located.allowed,
             cause=cause,
-            nearest=None if nearest is None else (nearest.says, nearest.residual),
+            nearest=nearest,
             detail=joined(located.detail, partly, common, cut_short),
             jax=Quote.of(part.jax),
             torch=Quote.of(part.torch),
@@ -72,11 +73,21 @@ def _optimizer(evidence: Evidence, located: Located) -> TorchOptimizer:
     return TorchOptimizer(holding[0][KIND] if holding else "", holding)
 
 
-def _causes(ruling: Ruling, optimizer: TorchOptimizer) -> Iterator[Cause]:
-    """Yield the faults that are present at once, each with the names that this run cannot tell apart."""
+def next_best(ruling: Ruling, residual: float) -> tuple[str, float] | None:
+    """Return the next best explanation and the residual that it leaves, if the reference without a fault leaves more.
+
+    >>> other = Hypothesis(("decay_mask",), "weight decay acts on biases", 3e-4)
+    >>> next_best(Ruling((), other), 6.6e-4), next_best(Ruling((), other), 3.1e-4)
+    (('weight decay acts on biases', 0.0003), None)
+    """
     other = ruling.runner_up
-    runner_up = None if other is None else (other.says, other.residual)
+    return None if other is None or other.residual > MOST_LEFT * residual else (other.says, other.residual)
+
+
+def causes_of(ruling: Ruling, optimizer: TorchOptimizer, residual: float) -> Iterator[Cause]:
+    """Yield the faults of a named ruling that are present at once, each with the names that cannot be told apart."""
     of_each = [_in_order(hypothesis, ruling.named[0].faults) for hypothesis in ruling.named]
+    runner_up = next_best(ruling, residual)
     for position in range(len(ruling.named[0].faults)):
         says: dict[str, str] = {}
         for parts in of_each:

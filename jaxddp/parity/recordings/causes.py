@@ -1,14 +1,13 @@
 """Names of causes that need no replay of the loss: this module alone calls `jaxddp.parity.diagnosis`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxddp.parity.catalogue import TorchOptimizer
 from jaxddp.parity.compare.clipping import clip_factor
 from jaxddp.parity.compare.examples import examples_in_words
-from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
+from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
     OptimizerEvidence,
     OptimizerStep,
@@ -19,14 +18,13 @@ from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
 from jaxddp.parity.diagnosis.reduction.optimizer_gradients import explain_received
 from jaxddp.parity.diagnosis.reduction.reduction_causes import ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
-from jaxddp.parity.findings import Cause
 from jaxddp.parity.recordings.aligned import Alignment, total_norm
 from jaxddp.parity.recordings.clipping_rule import Clipping
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import Numbers, sizes_of
 from jaxddp.parity.records import stage_norm
 
-__all__ = ["Updates", "causes_of", "of_gradients", "of_reduction", "of_samples", "of_updates", "samples_in_words"]
+__all__ = ["Updates", "of_gradients", "of_reduction", "of_samples", "of_updates", "samples_in_words"]
 
 # What an optimizer in one precision leaves of a replay in float64, in units of that precision; measured: up to 4.
 OPTIMIZER_ROUNDING = 8.0
@@ -192,24 +190,3 @@ def of_gradients(
         expected = alignment.of_torch(of_torch["gradients"])
         steps.append((received, {name: x.astype(float) for name, x in expected.items()}))
     return explain_received(steps, sizes_of(torch[0], replicas), floor)
-
-
-def causes_of(ruling: Ruling, optimizer: TorchOptimizer) -> Iterator[Cause]:
-    """Yield the faults of a ruling that are present at once, each with the names that the runs cannot tell apart."""
-    if not ruling.named:
-        return
-    first, other = ruling.named[0], ruling.runner_up
-    runner_up = None if other is None else (other.says, other.residual)
-    for place, fault in enumerate(first.faults):
-        says: dict[str, str] = {}
-        for hypothesis in ruling.named:
-            if place == 0 or fault in hypothesis.faults:
-                says.setdefault(*_part(hypothesis, fault, place))
-        yield Cause.of(tuple(says), tuple(says.values()), first.residual, runner_up, optimizer, first.measured)
-
-
-def _part(hypothesis: Hypothesis, fault: str, place: int) -> tuple[str, str]:
-    """Return a fault of a hypothesis and its line."""
-    lines = hypothesis.says.split("; ")
-    at = hypothesis.faults.index(fault) if fault in hypothesis.faults else place
-    return hypothesis.faults[at], lines[at] if len(lines) == len(hypothesis.faults) else hypothesis.says

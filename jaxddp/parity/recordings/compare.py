@@ -10,6 +10,7 @@ from typing import Any
 from jaxddp.errors import InputError, listed
 from jaxddp.parity.catalogue import TorchOptimizer
 from jaxddp.parity.compare.judge import Located
+from jaxddp.parity.diagnosis.as_differences import causes_of, next_best
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.environment import environment
 from jaxddp.parity.findings import ORDER, Cause, Difference, Problem, StageResult
@@ -263,11 +264,12 @@ class Comparison:
         """Yield a difference for each cause, or one without."""
         groups = self._torch[0].notes["groups"]
         optimizer = TorchOptimizer(str(self._torch_run.header["optimizer"]), groups)
-        found = [*causes.causes_of(ruling, optimizer)]
-        nearest = ruling.runner_up if not found else None
-        for cause in (*found, *([] if found else [None])):
-            one = _difference(stage, located, cause, detail=detail)
-            yield one if nearest is None else replace(one, nearest=(nearest.says, nearest.residual))
+        if not ruling.named:
+            one = _difference(stage, located, None, detail=detail)
+            yield replace(one, nearest=next_best(ruling, located.residual))
+            return
+        for cause in causes_of(ruling, optimizer, located.residual):
+            yield _difference(stage, located, cause, detail=detail)
 
     def _drift(self) -> dict[str, StageResult]:
         """Return how far the parameters are apart at each step; beyond the limit, losses are not judged."""

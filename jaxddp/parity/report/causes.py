@@ -104,7 +104,7 @@ def _evidence(difference: Difference, causes: Sequence[Cause]) -> Html:
     if cause.measured:
         return join(tag("h3", "Evidence"), tag("p", f"Measured: {cause.measured}."))
     residuals = [("none", difference.residual)]
-    if other := words.next_best(difference, cause):
+    if other := cause.runner_up:
         residuals.append((f"next best: {other[0]}", other[1]))
     residuals.append((planted, cause.residual))
     lines = [

@@ -274,7 +274,8 @@ def evidence(difference: Difference, causes: Sequence[Cause]) -> str:
     >>> cause = Cause(("nesterov",), ("Nesterov momentum",), ("nesterov=False",), 2e-15, ("dampening", 4e-2))
     >>> evidence(Difference("update", 1, "fc.weight", 0.5, 1e-12), [cause])
     'planted in the reference: residual 2e-15; next best: dampening, residual 0.04'
-    >>> evidence(Difference("update", 1, "fc.weight", 0.01, 1e-12), [cause])
+    >>> alone = Cause(cause.names, cause.says, cause.fixes, cause.residual)
+    >>> evidence(Difference("update", 1, "fc.weight", 0.01, 1e-12), [alone])
     'planted in the reference: residual 2e-15; without a fault: residual 0.01'
     """
     cause = causes[0]
@@ -286,15 +287,9 @@ def evidence(difference: Difference, causes: Sequence[Cause]) -> str:
     elif len(cause.names) > 1:
         planted, at_most = "each planted", "at most "
     text = f"{planted} in the reference: residual {at_most}{number(cause.residual)}"
-    if (other := next_best(difference, cause)) is None:
+    if (other := cause.runner_up) is None:
         return f"{text}; without a fault: residual {number(difference.residual, 2)}"
     return f"{text}; next best: {other[0]}, residual {number(other[1])}"
-
-
-def next_best(difference: Difference, cause: Cause) -> tuple[str, float] | None:
-    """Return the next best explanation and its residual; None if the reference without a fault is as near."""
-    other = cause.runner_up
-    return other if other is not None and other[1] < difference.residual else None
 
 
 def layer_name(name: str) -> str:

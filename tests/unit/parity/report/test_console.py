@@ -13,8 +13,8 @@ from jaxddp.parity.findings import ORDER, Difference, StageResult
 from jaxddp.parity.report import console, json_form, page, words
 from jaxddp.parity.report.report import Report
 from tests.support.report_cases import (
+    ALONE,
     EQUAL,
-    FAR,
     INCOMPLETE,
     MEASURED,
     NOT_FINITE,
@@ -46,7 +46,7 @@ def test_text_is_short_and_printable(report):
         (SEMANTIC, ["  cause  weight decay 0.0001, the reference has 0.01  [decay_value]", "  fix    set it explicit"]),
         (SEMANTIC, ["  proof  planted in the reference: residual 2e-15; next best: decay_mask, residual 3e-4"]),
         (MEASURED, ["  proof  measured: the replicas' start differs by 0.1 in fc.weight"]),
-        (FAR, ["  proof  planted in the reference: residual 2e-15; without a fault: residual 6.6e-4"]),
+        (ALONE, ["  proof  planted in the reference: residual 2e-15; without a fault: residual 6.6e-4"]),
         (UNEXPLAINED, ["  cause  unexplained", "  layer  blocks.0.gelu (jax: blocks_0/gelu)", "not seen"]),
         (NUMERIC, ["different in rounding: ", "gradients            3e-6      2     3e-7  rounds differently"]),
         (
