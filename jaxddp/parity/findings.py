@@ -78,17 +78,19 @@ class Patch:
     """An edit of the user's JAX file that removes a difference, tried on the run; or why there is none.
 
     Attributes:
-        verdict: "equal" if nothing differs with this patch and those before it, "gone" if this difference is gone and
-            others remain, "none" if no edit was found.
+        verdict: "equal" if nothing differs with this patch and those that go with it, "gone" if this difference is gone
+            and others remain, "none" if no edit was found.
         diff: unified diff of this edit, with paths from the port's folder; "" without one.
         others: number of differences that remain.
         why_not: why there is no patch; "" if there is one.
+        together: number of patches, this one among them, with which the verdict was reached.
     """
 
     verdict: str
     diff: str = ""
     others: int = 0
     why_not: str = ""
+    together: int = 1
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,7 @@ def test_patches_of_several_causes_are_written_by_the_command(
     assert stop.value.code == 1
     printed = capsys.readouterr().out
     assert "patch  verified: this difference is gone; 1 other remains" in printed
+    assert "patch  verified: equal with 2 patches together" in printed
     assert f"patch: {found}; apply it with: patch -p1 -d {tmp_path} < {found}" in printed
     report = from_json(kept.read_text())
     assert report.patch == found.read_text() and report.patch.count("@@") == 4

@@ -74,7 +74,7 @@ class Proposals:
         self._trials, self._searches, self._drifts = trials, searches, drifts
         self._first: dict[str, str] = {}  # texts of the files as they are
         self._texts: dict[str, str] = {}  # those of the files that patches edit
-        self._left = 0  # differences that no patch removes
+        self._left = self._patched = 0  # differences without a patch, and with one
 
     def of(self, differences: Sequence[Difference]) -> list[Difference]:
         """Return the differences, their causes with patches."""
@@ -97,9 +97,10 @@ class Proposals:
             patches = [Patch("none", why_not=why) for _ in group]
         else:
             diffs, drifts = found
-            self._left -= len(group)
+            self._left, self._patched = self._left - len(group), self._patched + len(group)
             others = max(1, self._left) if self._trials.before or drifts else 0
-            patches = [Patch("gone" if others else "equal", diff, others) for diff in diffs]
+            verdict = "gone" if others else "equal"
+            patches = [Patch(verdict, diff, others, together=self._patched) for diff in diffs]
         return [replace(one, patch=patch) for one, patch in zip(group, patches, strict=True)]
 
     def _why_none(self, group: Sequence[Difference]) -> str:

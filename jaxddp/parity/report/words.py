@@ -259,11 +259,13 @@ def patched(patch: Patch) -> str:
 
     >>> patched(Patch("gone", "...", 2)), patched(Patch("equal", "..."))
     ('verified: this difference is gone; 2 others remain', 'verified: equal with this patch')
+    >>> patched(Patch("equal", "...", together=2))
+    'verified: equal with 2 patches together'
     """
     if patch.verdict == "none":
         return f"none: {patch.why_not}"
     if patch.verdict == "equal":
-        return "verified: equal with this patch"
+        return f"verified: equal with {'this patch' if patch.together == 1 else f'{patch.together} patches together'}"
     others = "1 other remains" if patch.others == 1 else f"{patch.others} others remain"
     return f"verified: this difference is gone; {others}"
 
