@@ -13,6 +13,7 @@ from jaxddp.errors import InputError
 from jaxddp.parity.recorder.batches import Entries, entries_of, identified
 from jaxddp.parity.recorder.excerpt_grid import grid_of, is_excerpt
 from jaxddp.parity.recorder.files import Stages
+from jaxddp.parity.recorder.kinks import behind_kinks
 
 Arrays = dict[str, np.ndarray]
 
@@ -127,6 +128,7 @@ class TorchLoop:
             "optimizer_state": self._state,
         }
         notes |= {"groups": self._groups, "skipped": skipped, "autocast": self._autocast, "update": "difference"}
+        notes["kinked"] = behind_kinks(losses[-1], self._parameters)
         return {stage: tensors for stage, tensors in stages.items() if tensors}, notes
 
     def _of_backward(self, name: str, grad: Tensor) -> None:

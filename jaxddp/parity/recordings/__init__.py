@@ -4,7 +4,7 @@ run.py      reads a recording
 names.py    pairs JAX's arrays with torch's tensors, by names, shapes, order and values
 aligned.py  brings a stage of JAX into torch's names and layouts, excerpts too
 samples.py  identifies the examples of both sides
-judge.py    judges each stage of each step, given its inputs
+judge.py    judges each stage of each step, given its inputs; judgement.py holds what it finds
 clipping.py what a side does to its gradients before its optimizer gets them
 causes.py   names causes: the only module that calls jaxddp.parity.diagnosis
 remarks.py  what the recordings do not show

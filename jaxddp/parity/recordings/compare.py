@@ -18,7 +18,8 @@ from jaxddp.parity.port.rules import Names
 from jaxddp.parity.recordings import causes
 from jaxddp.parity.recordings.aligned import Alignment
 from jaxddp.parity.recordings.clipping_rule import Clipping, clipping_of
-from jaxddp.parity.recordings.judge import ALLOWED, MOST_APART, Judge, RecordedJudgement, contiguous
+from jaxddp.parity.recordings.judge import ALLOWED, MOST_APART, Judge, contiguous
+from jaxddp.parity.recordings.judgement import RecordedJudgement
 from jaxddp.parity.recordings.names import Twins, find_twins
 from jaxddp.parity.recordings.remarks import are_paired, remarks
 from jaxddp.parity.recordings.run import EPSILONS, Recording

@@ -7,15 +7,14 @@ may make of it.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxddp.parity.compare.judge import MOMENTUM, STATES, Located
+from jaxddp.parity.compare.judge import MOMENTUM, STATES
 from jaxddp.parity.compare.residuals import MOVED, residuals
-from jaxddp.parity.findings import ORDER, StageResult
 from jaxddp.parity.fingerprints import differing_share
 from jaxddp.parity.recordings.aligned import Alignment, norms_of_torch
+from jaxddp.parity.recordings.judgement import TIPPED, RecordedJudgement, located_at
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import Numbers
 from jaxddp.parity.records import Tensors, relative, stage_norm
@@ -38,101 +37,13 @@ GROWTH = 100.0
 # The same of what the parameters differ by beside how far they have moved, times what the loss has changed by since the
 # start, relative to it; measured: up to 2.
 MOVED_GROWTH = 10.0
-# Rounding may tip a ReLU or the maximum of a pool over, at a step here and there; measured: a gradient that differs by
-# 2e-3 at one step of ten.
-TIPPED = 0.05
-FAR_LESS = 10.0  # measured: 100
-MAY_TIP = ("local_loss", "local_gradients", "gradients", "buffers")
+# The second of these, where parameters are behind kinks; measured: up to 26.
+KINKED_GROWTH = 100.0
+LARGE = 0.05  # share of the norm of all gradients from which a tensor behind kinks shows a difference of all of them
+OF_GRADIENTS = ("local_gradients", "gradients", "optimizer_state")
+LOOSE = 0.1  # residual beyond which nothing is judged if it would be allowed
 MOST_APART = 1e-3  # relative difference of the parameters beyond which losses and gradients are not judged
-PADDED = 5000  # steps; of longer runs, tables number the recorded steps
 RATES = {"learning_rate": "lr", "eps": "eps", "weight_decay": "weight_decay", "momentum": "momentum"}
-
-
-@dataclass
-class RecordedJudgement:
-    """Result of comparing two recordings.
-
-    Attributes:
-        numbers: steps that both have.
-        residuals: stage -> per step, tensor -> residual; {} where it is not compared.
-        allowed: stage -> largest residual that counts as equal.
-        judged: stage -> its steps with equal inputs, each with its largest residual.
-        apart: per step, relative difference of the parameters before it; NaN: not known.
-        moved: per step, the same relative to how far the parameters have moved since the first; 0 there.
-        noise: parameters whose gradients are all rounding, which differ on both sides.
-        drift: per step, the largest residual of a parameter before it; NaN: not known.
-        same_examples: per step, whether both sides had the same examples in the same places.
-    """
-
-    numbers: list[int]
-    residuals: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    allowed: dict[str, float] = field(default_factory=dict)
-    judged: dict[str, list[Located]] = field(default_factory=dict)
-    apart: list[float] = field(default_factory=list)
-    moved: list[float] = field(default_factory=list)
-    noise: frozenset[str] = frozenset()
-    drift: list[float] = field(default_factory=list)
-    same_examples: list[bool] = field(default_factory=list)
-
-    def note(self, stage: str, index: int, of_tensors: Mapping[str, float], allowed: float, judged: bool) -> None:
-        """Note a stage's residuals at a step, and whether it differs there.
-
-        Args:
-            allowed: largest residual that counts as equal at this step.
-            judged: whether the stage's inputs are equal.
-        """
-        if not of_tensors:
-            return
-        self.residuals.setdefault(stage, [{} for _ in self.numbers])[index] = dict(of_tensors)
-        self.allowed.setdefault(stage, allowed)
-        tensor = max(of_tensors, key=lambda name: of_tensors[name])
-        if judged:
-            located = Located(self.numbers[index], tensor, of_tensors[tensor], allowed)
-            self.judged.setdefault(stage, []).append(located)
-
-    @property
-    def first(self) -> dict[str, Located]:
-        """First difference of each stage that differs given its inputs."""
-        differing = {stage: _beyond(steps) for stage, steps in self.judged.items() if stage not in self.tipped}
-        return {stage: steps[0] for stage, steps in differing.items() if steps}
-
-    @property
-    def tipped(self) -> dict[str, Located]:
-        """Stages that differ a little at less than half of their steps, and far less at the others."""
-        found = {}
-        for stage, steps in self.judged.items():
-            beyond = _beyond(steps)
-            if stage in MAY_TIP and 0 < 2 * len(beyond) < len(steps):
-                worst = max(beyond, key=lambda one: one.residual)
-                others = max(one.residual for one in steps if one not in beyond)
-                least = min(one.residual for one in beyond)
-                if worst.residual <= TIPPED and FAR_LESS * others <= least:
-                    found[stage] = worst
-        return found
-
-    def results(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StageResult]:
-        """Return the stages in the order of a step, one residual for each step of the run."""
-        return {stage: self._result(stage, shapes) for stage in ORDER if stage in self.residuals}
-
-    def _result(self, stage: str, shapes: Mapping[str, tuple[int, ...]]) -> StageResult:
-        worst: dict[str, float] = {}
-        for of_step in self.residuals[stage]:
-            for name, value in of_step.items():
-                worst[name] = max(worst.get(name, 0.0), value)
-        values = self.by_step([max(of_step.values(), default=math.nan) for of_step in self.residuals[stage]])
-        tensors = {name: (shapes.get(name.rpartition(":")[2], ()), value) for name, value in worst.items()}
-        return StageResult(self.allowed[stage], values, tensors)
-
-    def by_step(self, values: Sequence[float]) -> tuple[float, ...]:
-        """Return one value for each step of the run, NaN for those that are not recorded; of a long run, as given."""
-        if self.numbers[-1] > PADDED:
-            return tuple(values)
-        known = dict(zip(self.numbers, values, strict=True))
-        return tuple(known.get(number, math.nan) for number in range(1, self.numbers[-1] + 1))
-
-
-def _beyond(steps: Sequence[Located]) -> list[Located]:
-    return [one for one in steps if not one.residual <= one.allowed]
 
 
 class Judge:
@@ -150,7 +61,10 @@ class Judge:
         self._torch, self._jax, self._alignment, self._examples = torch_run, jax_run, alignment, examples
         self._epsilon = max(torch_run.epsilon, jax_run.epsilon)
         numbers = sorted(torch_run.steps.keys() & jax_run.steps.keys())
-        self._judgement = RecordedJudgement(numbers, noise=_noise([torch_run.steps[n] for n in numbers], self._epsilon))
+        steps = [torch_run.steps[n] for n in numbers]
+        kinked = steps[0].notes.get("kinked")
+        behind = None if kinked is None else frozenset(kinked)
+        self._judgement = RecordedJudgement(numbers, noise=_noise(steps, self._epsilon), kinked=behind)
 
     def judge(self) -> RecordedJudgement:
         """Compare all stages but the update, which needs the reference's optimizer."""
@@ -224,12 +138,28 @@ class Judge:
         apart = judgement.apart[index]
         near = judgement.same_examples[index] and apart <= MOST_APART
         if stage == "optimizer_state":  # it sums up all steps before
-            near = near and all(judgement.same_examples)
+            near = near and all(judgement.same_examples) and not judgement.tips
         allowed = ALLOWED[stage] * self._epsilon
-        self._judgement.allowed.setdefault(stage, allowed)
+        judgement.allowed.setdefault(stage, allowed)
         if near:
-            allowed += GROWTH * apart + MOVED_GROWTH * judgement.moved[index] * changed
+            moved = KINKED_GROWTH if judgement.kinked and stage in OF_GRADIENTS else MOVED_GROWTH
+            allowed += GROWTH * apart + moved * judgement.moved[index] * changed
+            near = allowed <= LOOSE
+        if near and stage in OF_GRADIENTS and self._is_tip(index, of_tensors, allowed):
+            allowed = TIPPED
+            judgement.tips.setdefault(stage, []).append(located_at(judgement.numbers[index], of_tensors, allowed))
         judgement.note(stage, index, of_tensors, allowed, near)
+
+    def _is_tip(self, index: int, of_tensors: Mapping[str, float], allowed: float) -> bool:
+        """Return whether gradients differ a little, behind kinks alone, and some large one there does not."""
+        kinked = self._judgement.kinked
+        beyond = {name for name, residual in of_tensors.items() if residual > allowed}
+        if not kinked or not beyond or max(of_tensors.values()) > TIPPED:
+            return False
+        norms = norms_of_torch(self._torch.steps[self._judgement.numbers[index]], "gradients")
+        total = math.hypot(*norms.values())
+        large = {name for name, norm in norms.items() if name in kinked & of_tensors.keys() and norm >= LARGE * total}
+        return beyond <= kinked and not large <= beyond
 
 
 def _noise(steps: Sequence[RecordedStep], epsilon: float) -> frozenset[str]:

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from jaxddp.errors import listed
 from jaxddp.parity.recordings.clipping_rule import Clipping
-from jaxddp.parity.recordings.judge import MOST_APART, RecordedJudgement, contiguous
+from jaxddp.parity.recordings.judge import MOST_APART, contiguous
+from jaxddp.parity.recordings.judgement import RecordedJudgement
 from jaxddp.parity.recordings.names import Twins
 from jaxddp.parity.recordings.run import Recording
 from jaxddp.parity.report.words import STAGE_NAMES
@@ -29,6 +30,13 @@ def remarks(
         yield f"Only their order pairs the layers {layers} with torch's; --names FILE says what is right."
     if not contiguous(judgement.numbers):
         yield "The recordings do not begin at step 1, so the updates are not compared with the optimizer."
+    for stage, tips in judgement.tips.items():
+        worst = max(tip.residual for tip in tips)
+        steps = f"step {tips[0].step} differs" if len(tips) == 1 else f"{len(tips)} steps differ"
+        yield (
+            f"Of the {STAGE_NAMES[stage]}, {steps} by at most {worst:.1g}, in some tensors behind a ReLU, a maximum "
+            "or another kink, and in no others: so does rounding that tips it over."
+        )
     for stage, located in judgement.tipped.items():
         yield (
             f"Of the {STAGE_NAMES[stage]}, step {located.step} differs by {located.residual:.1g} and most others are "

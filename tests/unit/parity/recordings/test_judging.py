@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from jaxddp.parity import Report, compare_runs
-from jaxddp.parity.recordings.judge import ALLOWED, RecordedJudgement
+from jaxddp.parity.recordings.judge import ALLOWED
+from jaxddp.parity.recordings.judgement import RecordedJudgement
 from tests.support.recorded_loops import NAMES, batch_of, train_jax, train_torch
 
 MARGIN = 3.0  # between the largest residual of equal runs and what is allowed
