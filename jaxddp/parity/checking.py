@@ -12,20 +12,18 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from jaxddp.errors import InputError, listed
-from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import Case, PortCase
 from jaxddp.parity.catalogue import EDITS
 from jaxddp.parity.compare.finite import NotFinite, first_not_finite
+from jaxddp.parity.compare.free_running import drifts, free_running, grown_rounding
 from jaxddp.parity.compare.idle import idle
 from jaxddp.parity.compare.judge import shows_clipping
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
-from jaxddp.parity.compare.residuals import MOVED, residuals, rounding_only
 from jaxddp.parity.diagnosis.cause_lines import START, with_function_lines
 from jaxddp.parity.diagnosis.differences import find_differences
 from jaxddp.parity.diagnosis.evidence import Evidence
@@ -33,7 +31,6 @@ from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
 from jaxddp.parity.diagnosis.rounding import explain_rounding
 from jaxddp.parity.environment import environment
-from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
 from jaxddp.parity.patch.proposals import with_patches
 from jaxddp.parity.port import Port, PortFile, PortSource
@@ -44,10 +41,6 @@ from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.stopping import Stop, Stopped
 from jaxddp.parity.workers import Workers
-
-# Difference of jax on its own from torch, over the distance from the start; measured: up to 2e-11 after 20 steps.
-FREE_ALLOWED = 1e-8
-RATE_GROWTH = 10.0  # growth of a learning rate's rounding over a run; measured: 1.4 and 1.6 times in 10 steps
 
 
 def check(
@@ -164,7 +157,7 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
         differences = explain_rounding(evidence, searches, numerics, differences)
     free = _free_running(runs, evidence)
     if not semantic:
-        differences += _drifts(free, len(runs.jax))
+        differences += drifts(free, len(runs.jax))
     if searches.ended and not all(one.cause for one in differences):
         untried.append(CAUSES)
     diff = ""
@@ -172,6 +165,7 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
         differences, diff = with_patches(runs, evidence, searches, differences, _drifts_freely)
     if patch and searches.ended and differences:
         untried.append(PATCHES)
+    remarks = [*idle(evidence.torch, runs.facts.clip_grad_norm), *([] if differences else grown_rounding(free))]
     return Report(
         port=runs.case.name,
         world_size=runs.case.world_size,
@@ -186,7 +180,7 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
         names=runs.names,
         no_twin=runs.no_twin,
         free_running=free,
-        idle=(*idle(evidence.torch, runs.facts.clip_grad_norm), *_left_out(runs.facts.unchecked)),
+        idle=(*remarks, *_left_out(runs.facts.unchecked)),
         rate_rounding=evidence.judgement.rate_rounding,
         ended=progress.stop.why if untried else "",
         untried=tuple(untried) if progress.stop.why else (),
@@ -220,39 +214,14 @@ def _numerics(runs: Runs) -> tuple[dict[str, Numerics], list[Difference]]:
 
 
 def _free_running(runs: Runs, evidence: Evidence) -> dict[str, StageResult]:
-    """Return the residuals of jax on its own against torch on its own, over the distance from the start.
-
-    Only the steps of the evidence are compared.
-
-    Adam turns a gradient that is all rounding into a full-size step, different in each framework. Parameters with such
-    gradients are left out, and so are the running means that they shift.
-    """
-    allowed, count = FREE_ALLOWED + RATE_GROWTH * evidence.judgement.rate_rounding, len(evidence.torch)
-    noise = rounding_only(Trajectory(runs.start, runs.torch))
-    steps: dict[str, list[float]] = {"params": [], "buffers": []}
-    for of_jax, of_torch in islice(zip(runs.free, runs.torch, strict=False), count):
-        for stage, values in steps.items():
-            left_out = {name for name in of_torch[stage] if name in noise or (noise and name.endswith(MOVED))}
-            if expected := {name: x for name, x in of_torch[stage].items() if name not in left_out}:
-                both = {name: x for name, x in of_jax[stage].items() if name in expected}  # not untied weights
-                start = {name: runs.start[name] for name in expected}
-                values.append(max(residuals(both, expected, excerpts(start) if stage == "params" else start).values()))
-    return {stage: StageResult(allowed, tuple(values)) for stage, values in steps.items() if values}
+    """Compare both sides on their own, over the steps of the evidence."""
+    rounding = evidence.judgement.rate_rounding
+    return free_running(runs.start, runs.torch, runs.free, len(evidence.torch), rounding)
 
 
 def _drifts_freely(runs: Runs) -> bool:
     """Return whether jax on its own drifts away from torch on its own."""
-    return any(_drifts(_free_running(runs, runs.evidence()), len(runs.jax)))
-
-
-def _drifts(free: dict[str, StageResult], forced: int) -> Iterator[Difference]:
-    """Yield the stages that drift apart over the run although every single step is equal, of those compared."""
-    for stage, result in free.items():
-        beyond = [step for step, value in enumerate(result.residuals, start=1) if not value <= result.allowed]
-        if beyond:
-            steps = "every forced step is" if forced >= beyond[0] else f"{forced} forced steps are"
-            detail = f"{steps} equal, but the port drifts from the reference when it runs on its own"
-            yield Difference(stage, beyond[0], "", result.residuals[beyond[0] - 1], result.allowed, detail=detail)
+    return any(drifts(_free_running(runs, runs.evidence()), len(runs.jax)))
 
 
 def _losses(runs: Runs) -> tuple[tuple[float, float], ...]:
