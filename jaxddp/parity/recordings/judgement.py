@@ -68,9 +68,7 @@ class RecordedJudgement:
     @property
     def tipped(self) -> dict[str, Located]:
         """Stages that differ a little at less than half of their steps, and far less at the others."""
-        found: dict[str, Located] = {}
-        if self.kinked == frozenset():
-            return found
+        found = {}
         for stage, steps in self.judged.items():
             beyond = _beyond(steps)
             if stage in MAY_TIP and 0 < 2 * len(beyond) < len(steps):
