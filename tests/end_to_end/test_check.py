@@ -208,7 +208,7 @@ RIGHT: dict[str, tuple[list[Change], str, set[str]]] = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(("changes", "more", "stages"), RIGHT.values(), ids=RIGHT)
 def test_other_right_ports_are_equal_too(changes: list[Change], more: str, stages: set[str], checked: Checked) -> None:
     report = checked(*changes, more=more)

@@ -56,7 +56,7 @@ def checked(tmp_path: Path, workers: Workers) -> Checked:
     return run
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("form", [MODULES, TREES], ids=["modules", "trees"])
 def test_a_right_port_is_equal_at_every_stage(form: str, checked: Checked) -> None:
     report = checked(form=form, numerics=True)
@@ -85,7 +85,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("form", "changes", "stage", "tensor", "names"),
     [

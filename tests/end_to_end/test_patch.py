@@ -124,7 +124,7 @@ def applied(diff: str, folder: Path) -> None:
     subprocess.run(["git", "apply", "found.diff"], cwd=folder, check=True)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("kind", PATCHED)
 def test_a_patch_makes_the_port_equal(kind: str, tmp_path: Path, single: Workers) -> None:
     _, wrong, right, _ = PATCHED[kind]

@@ -64,7 +64,7 @@ def test_a_correct_port_is_equal(name: str, workers: Workers) -> None:
     assert result.verdict == "equal", result
 
 
-@pytest.mark.one_in(8, first=2)
+@pytest.mark.one_in(12, first=2)
 @pytest.mark.parametrize("label", SINGLE)
 def test_a_planted_fault_is_detected_and_named(label: str, workers: Workers) -> None:
     result = score_of(workers, PLANTED[label].scenarios[0], label)
