@@ -1,4 +1,4 @@
-"""Names of causes that need no replay of the loss: this module alone calls `jaxddp.parity.diagnosis`."""
+"""Names of causes that need no replay of the loss: this module alone runs searches of `jaxddp.parity.diagnosis`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -39,8 +39,10 @@ GROWTH = 100.0
 MOVED_GROWTH = 10.0
 # The second of these, where parameters are behind kinks; measured: up to 26.
 KINKED_GROWTH = 100.0
-LARGE = 0.05  # share of the norm of all gradients from which a tensor behind kinks shows a difference of all of them
-OF_GRADIENTS = ("local_gradients", "gradients", "optimizer_state")
+# Share of the norm of all gradients from which a tensor behind kinks is large; measured in ResNet-18s: a tip moves 4 to
+# 14 of the 17 to 19 that are.
+LARGE = 0.05
+GRADIENTS = ("local_gradients", "gradients")
 LOOSE = 0.1  # residual beyond which nothing is judged if it would be allowed
 MOST_APART = 1e-3  # relative difference of the parameters beyond which losses and gradients are not judged
 RATES = {"learning_rate": "lr", "eps": "eps", "weight_decay": "weight_decay", "momentum": "momentum"}
@@ -142,10 +144,10 @@ class Judge:
         allowed = ALLOWED[stage] * self._epsilon
         judgement.allowed.setdefault(stage, allowed)
         if near:
-            moved = KINKED_GROWTH if judgement.kinked and stage in OF_GRADIENTS else MOVED_GROWTH
+            moved = KINKED_GROWTH if judgement.kinked and stage in (*GRADIENTS, "optimizer_state") else MOVED_GROWTH
             allowed += GROWTH * apart + moved * judgement.moved[index] * changed
             near = allowed <= LOOSE
-        if near and stage in OF_GRADIENTS and self._is_tip(index, of_tensors, allowed):
+        if near and stage in GRADIENTS and self._is_tip(index, of_tensors, allowed):
             allowed = TIPPED
             judgement.tips.setdefault(stage, []).append(located_at(judgement.numbers[index], of_tensors, allowed))
         judgement.note(stage, index, of_tensors, allowed, near)

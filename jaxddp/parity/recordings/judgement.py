@@ -1,4 +1,4 @@
-"""What a comparison of two recordings finds: residuals of each stage and step, and which of them are a difference."""
+"""Hold what a comparison of two recordings finds: residuals by stage and step, and which of them are a difference."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -19,11 +19,7 @@ from jaxddp.parity.operations import Moments, SourceLine
 Site = tuple[str, int]
 Gather = Callable[[Tensor], Sequence[Tensor]]
 
-RELATIVE = (
-    "factor",
-    "addend",
-    "auxiliary_loss_scaled",
-)  # faults whose value changes the reference's
+RELATIVE = ("factor", "addend", "auxiliary_loss_scaled")  # faults whose value changes the reference's
 OF = " of "  # in a site of an inner call: function of part
 
 
