@@ -20,15 +20,14 @@ extras = $(subst $() $(),$(comma),$(strip $(CUDA) $(filter-out train,$1)))
 package = .$(addprefix [,$(addsuffix ],$(extras)))
 
 # Tests run in two processes side by side: two cores are not busy with one, and thousands of compiled programs are
-# more memory maps than Linux allows one process. In `make test` only the first has XLA's compiler as users have it:
-# the matrix, whole programs, and what computes; the second has a faster one. The second prints at once, the first after.
+# more memory maps than Linux allows one process. The second prints at once, the first after.
 FIRST := tests/equivalence/test_matrix.py tests/end_to_end tests/examples \
 	$(addprefix tests/unit/,data models nn optim step)
 define in_two
 	@said=$$(mktemp); \
 	trap 'kill $$first 2>/dev/null; rm -f $$said' EXIT; trap 'exit 130' INT TERM; \
 	$(BIN)/python -m pytest $1 $(OPTIONS) $(FIRST) >$$said 2>&1 & first=$$!; \
-	$(BIN)/python -m pytest $1 $2 $(OPTIONS) $(FIRST:%=--ignore %); code=$$?; \
+	$(BIN)/python -m pytest $1 $(OPTIONS) $(FIRST:%=--ignore %); code=$$?; \
 	wait $$first; first_code=$$?; cat $$said; exit $$((code | first_code))
 endef
 
@@ -40,9 +39,11 @@ OLD_PROCESSOR := $(addprefix tests/equivalence/test_,matrix.py comm_hooks.py amp
 train: .venv/installed-train
 	$(BIN)/python -m jaxddp.train $(ARGS)
 
+# A first run compiles for minutes: here with a faster compiler, in CI and in all other tests with the users'.
+COMPILER ?= --fast-compiler
 test: .venv/installed-test
 ifeq ($(ARGS),)
-	$(call in_two,,--fast-compiler)
+	$(call in_two,$(COMPILER))
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

@@ -89,6 +89,7 @@ def test_bad_files_are_refused_in_one_line(
     assert train is in_torch or not (tmp_path / "run" / "config.json").exists()  # torch finds some in its first step
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("train", [in_jax, in_torch])
 @pytest.mark.parametrize("function", ["train_data", "test_data"])
 def test_nan_in_the_data_is_reported_with_its_place(function: str, train: Callable[..., Any], tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ MEASURED = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("fault", WRONG)
 def test_what_is_wrong_is_named_with_its_lines(fault: str, checked: Checked) -> None:
     changes, more, stage, first_step, name, says = WRONG[fault]

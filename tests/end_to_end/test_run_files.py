@@ -53,6 +53,7 @@ def configure_optimizers(model):
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("changes", "more"),
     [

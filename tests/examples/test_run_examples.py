@@ -121,6 +121,7 @@ def test_an_example_is_one_short_file(name: str) -> None:
     assert len(text.splitlines()) <= MOST_LINES and "from examples" not in text
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "mine"])  # whose commands the README shows
 def test_the_commands_of_an_example_have_flags_that_exist(name: str) -> None:
     text = (ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text())) or "").replace("\\\n", " ")

@@ -166,7 +166,7 @@ NEIGHBOURS: dict[str, tuple[str | None, str | None]] = {
 }
 
 
-@pytest.mark.one_in(100, first=2)
+@pytest.mark.one_in(125, first=2)
 @pytest.mark.parametrize("label", OUTSIDE)
 def test_a_fault_is_named_where_it_first_shows_with_its_lines(label: str, pair: Workers, tmp_path: Path) -> None:
     fault = OUTSIDE[label]

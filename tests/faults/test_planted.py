@@ -37,7 +37,7 @@ IN_PAIRS = {fault_of(label) for pair in TOGETHER for label in pair[1:]}
 ALONE = [label for fault, label in ONE_OF_EACH.items() if fault not in IN_PAIRS]
 SINGLE = [pytest.param(label, marks=or_large(label in ALONE)) for label in ONE_OF_EACH.values()]
 QUICK = [
-    *[pair for pair in TOGETHER if pair[0].name in ("mlp", "mlp_groups")][::5],
+    *[pair for pair in TOGETHER if pair[0].name in ("mlp", "mlp_groups")][::12],
     *(next(pair for pair in TOGETHER if pair[0].name == name) for name in ("convnet", "tokens")),
 ]
 PAIRED = [pytest.param(*pair, marks=or_large(pair in QUICK), id="+".join(pair[1:])) for pair in PAIRS]
@@ -64,7 +64,7 @@ def test_a_correct_port_is_equal(name: str, workers: Workers) -> None:
     assert result.verdict == "equal", result
 
 
-@pytest.mark.one_in(12, first=2)
+@pytest.mark.one_in(30, first=2)
 @pytest.mark.parametrize("label", SINGLE)
 def test_a_planted_fault_is_detected_and_named(label: str, workers: Workers) -> None:
     result = score_of(workers, PLANTED[label].scenarios[0], label)

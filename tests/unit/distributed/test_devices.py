@@ -102,6 +102,7 @@ def test_prepare_asks_for_two_threads_per_device(monkeypatch, environment, cores
 REFUSED = "from jaxddp.distributed.devices import prepare\ntry: prepare({})\nexcept ValueError as error: print(error)"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("environment", "call", "message"),
     [

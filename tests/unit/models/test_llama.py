@@ -126,6 +126,7 @@ PATCHES: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fault", PATCHES)
 def test_a_fault_in_the_code_is_caught(x64: None, reference: Any, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     expected = theirs(reference, batch("right"))["logits"]

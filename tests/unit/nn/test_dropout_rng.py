@@ -120,7 +120,7 @@ def test_training_with_per_example_masks_is_the_same_on_any_number_of_devices() 
 SETTINGS = {"jax_threefry_partitionable": False, "jax_default_prng_impl": "rbg", "jax_random_seed_offset": 5}
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("masks", ["replica", "shared", "example"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_masks_follow_from_the_seed_whatever_jax_is_set_to(name: str, masks: str) -> None:

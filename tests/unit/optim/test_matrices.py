@@ -65,6 +65,7 @@ def deviation(optimizer: optax.GradientTransformation, name: str, options: dict[
     return worst
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_every_step_equals_torchs(name: str, options: dict[str, Any], x64: None) -> None:
     assert deviation(getattr(optim, name)(LR, **options), name, options) <= TOLERANCE
@@ -93,6 +94,7 @@ FAULTS: dict[str, tuple[optax.GradientTransformation, str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_comparison_catches(fault: str, x64: None) -> None:
     faulty, name = FAULTS[fault]

@@ -1,6 +1,7 @@
 """Models with convolutions on CPU: no loop is around them, numbers stay, and slow forms are named."""
 
 import functools
+import re
 import warnings
 from typing import Any
 
@@ -21,7 +22,7 @@ from jaxddp.step.loops import scan, scan_or_unroll, slow_in_loops
 from tests.support.step_cases import two_epochs
 
 TOLERANCE = 1e-6  # relative, float32; measured: equal bits
-LOOP = " while("  # in HLO text
+LOOP = re.compile(r' while\(.*op_name="[^"]*/while"')  # of a program in HLO text; XLA's own, of a scatter, is named so
 
 
 class Net(nnx.Module):
@@ -85,7 +86,7 @@ def test_no_loop_is_around_a_convolution_on_cpu() -> None:
     for accumulation_steps in (1, 4):
         text = ddp.compiled_text(ddp.init(), batches(ddp, accumulation_steps))
         assert "convolution" in text
-        assert LOOP not in text
+        assert not LOOP.search(text)
 
 
 def test_other_models_keep_their_loops() -> None:
@@ -99,7 +100,7 @@ def test_other_models_keep_their_loops() -> None:
     ddp = ddp_of(Flat())
     for accumulation_steps in (1, 4):
         text = ddp.compiled_text(ddp.init(), batches(ddp, accumulation_steps))
-        assert text.count(LOOP) == (1 if accumulation_steps == 1 else 2)
+        assert len(LOOP.findall(text)) == (1 if accumulation_steps == 1 else 2)
 
 
 def test_evaluation_batch_by_batch_gives_the_sums_of_one_batch() -> None:

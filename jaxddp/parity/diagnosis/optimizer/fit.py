@@ -12,6 +12,7 @@ Values = tuple[float, ...]
 Misfit = Callable[[Values], np.ndarray]
 
 ITERATIONS = 40
+FEW = 6  # iterations that rank a start; beside a wrong one, more only bend the other values until it looks right
 STEP = 1e-5  # of the numeric derivative
 SMALLEST_GAIN = 0.05  # share of the residual; the fit stops after an iteration that gains less
 LAST_DIGITS = 1e-15  # relative size of a step that changes nothing
@@ -72,7 +73,7 @@ class Unknown:
         return self.low - TINY * self.unit <= value < self.high
 
 
-def solve(misfit: Misfit, unknowns: Sequence[Unknown]) -> Values:
+def solve(misfit: Misfit, unknowns: Sequence[Unknown], iterations: int = ITERATIONS) -> Values:
     """Minimise the misfit by Levenberg-Marquardt from the best of all starts.
 
     The misfit is flat in a value that spans decades and is far off, and the best start of such a value
@@ -81,6 +82,7 @@ def solve(misfit: Misfit, unknowns: Sequence[Unknown]) -> Values:
     Args:
         misfit: values -> residuals, any shape.
         unknowns: one for each value.
+        iterations: the largest number of them.
 
     >>> x = np.linspace(0, 1, 9)
     >>> [decay] = solve(lambda v: np.exp(-v[0] * x) - np.exp(-0.03 * x), [Unknown((1e-4, 1.0), "log")])
@@ -103,7 +105,7 @@ def solve(misfit: Misfit, unknowns: Sequence[Unknown]) -> Values:
         return misfit(tuple(u.outward(x) for u, x in zip(unknowns, point, strict=True))).ravel()
 
     point = np.array([u.inward(value) for u, value in zip(unknowns, best, strict=True)])
-    return tuple(u.outward(x) for u, x in zip(unknowns, _descend(at, point), strict=True))
+    return tuple(u.outward(x) for u, x in zip(unknowns, _descend(at, point, iterations), strict=True))
 
 
 def _with_others(misfit: Misfit, unknowns: Sequence[Unknown], held: Sequence[float | None]) -> Values:
@@ -114,7 +116,7 @@ def _with_others(misfit: Misfit, unknowns: Sequence[Unknown], held: Sequence[flo
         return tuple(next(left) if value is None else value for value in held)
 
     free = [unknown for unknown, value in zip(unknowns, held, strict=True) if value is None]
-    return complete(solve(lambda others: misfit(complete(others)), free))
+    return complete(solve(lambda others: misfit(complete(others)), free, FEW))
 
 
 def polish(misfit: Misfit, unknowns: Sequence[Unknown], values: Values) -> Values:
@@ -139,9 +141,9 @@ def far_off(values: Values, unknowns: Sequence[Unknown]) -> Iterator[Values]:
             yield (*values[:place], values[place] * times, *values[place + 1 :])
 
 
-def _descend(at: Callable[[np.ndarray], np.ndarray], point: np.ndarray) -> np.ndarray:
+def _descend(at: Callable[[np.ndarray], np.ndarray], point: np.ndarray, iterations: int) -> np.ndarray:
     rest, damping = at(point), 1e-6
-    for _ in range(ITERATIONS):
+    for _ in range(iterations):
         norm = float(np.linalg.norm(rest))
         slopes = np.stack([(at(point + STEP * axis) - rest) / STEP for axis in np.eye(len(point))], axis=1)
         sizes = np.linalg.norm(slopes, axis=0)

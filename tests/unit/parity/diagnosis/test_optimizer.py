@@ -159,7 +159,7 @@ OTHERS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("kind", "options", "wrong", "says"), OTHERS)
 def test_any_option_of_any_optimizer_of_torch_is_named(
     kind: str, options: dict[str, Any], wrong: dict[str, Any], says: str

@@ -79,7 +79,7 @@ CASES = {
 }
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("case", CASES)
 def test_a_fault_of_a_cell_is_named(case: str) -> None:
     pieces, fault, says = CASES[case]

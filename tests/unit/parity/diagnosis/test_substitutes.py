@@ -148,7 +148,7 @@ def evidence(pieces: Pieces) -> Any:
     return evidence_between(Tagger().double(), torch_loss, pieces.loss, batches())
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a hypothesis may overflow
 @pytest.mark.parametrize("case", CASES)
 def test_a_fault_is_named_with_its_operands(case: str) -> None:
