@@ -105,7 +105,7 @@ class Moments(NamedTuple):
 
     Attributes:
         size: number of values.
-        finite: number of finite values; the other moments are theirs.
+        finite: number of finite values below `LARGE`; the other moments are theirs.
         total, absolute, squares: sums of x, |x| and x^2.
         least, largest: the smallest and the largest value; 0 for an empty array.
     """
@@ -119,6 +119,7 @@ class Moments(NamedTuple):
     largest: float
 
 
+LARGE = 1e8  # from which a number stands for infinity, as in masks of -1e9 or of the lowest number of a dtype
 NEAR = 1e-9  # relative; measured: equal results of correct ports are within 4e-15 in float64
 
 
@@ -129,7 +130,7 @@ def moments(x: np.ndarray) -> Moments:
     Moments(size=4, finite=3, total=2.0, absolute=6.0, squares=14.0, least=-2.0, largest=3.0)
     """
     values = np.asarray(x, dtype=np.float64).ravel()
-    finite = values[np.isfinite(values)]
+    finite = values[np.abs(values) < LARGE]
     if not finite.size:
         return Moments(values.size, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
     sums = float(finite.sum()), float(np.abs(finite).sum()), float(finite @ finite)

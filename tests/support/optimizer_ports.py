@@ -58,6 +58,7 @@ def peaked(lr: float, warm: int, least: float, numpy: Any = jnp) -> Callable[[An
 PEAKED = partial(LambdaLR, lr_lambda=lambda t: float(peaked(1.0, 2, 0.1, np)(t)))
 MILESTONE = partial(MultiStepLR, milestones=[2], gamma=0.1)
 ONE_CYCLE = partial(OneCycleLR, max_lr=0.1, total_steps=40, cycle_momentum=False)  # which rises from 0.004 in 11 steps
+STAIRS = partial(StepLR, step_size=2, gamma=0.8)
 LINE = partial(PolynomialLR, total_iters=20, power=1.0)
 
 
@@ -295,6 +296,29 @@ SINGLES = [
         "schedule", adam, optax.adam(peaked(1e-3, 2, 0.0)), "falls to 0, the reference's to 0.0001", scheduler=PEAKED
     ),
     planted("schedule", adam, optax.adam(lambda t: 1e-3 * (1 - 0.05 * t) ** 2), "to the power 2", scheduler=LINE),
+    planted("schedule", adam, optax.adam(lambda t: 1e-3 * 0.8 ** (t // 3)), "every 3 steps, the", scheduler=STAIRS),
+    planted(
+        "schedule", adam, optax.adam(lambda t: 1e-3 * 0.5 ** (t // 2)), "factor 0.5 every 2 steps", scheduler=STAIRS
+    ),
+    planted(
+        "schedule",
+        momentum,
+        optax.sgd(lambda t: 0.1 * 0.95**t, 0.9),
+        "factor 0.95 at each step, the reference's by 0.9",
+        scheduler=partial(ExponentialLR, gamma=0.9),
+    ),
+    planted(
+        "schedule",
+        adamw,
+        same_adamw(optax.piecewise_constant_schedule(1e-3, {3: 0.1, 5: 0.5})),
+        "0.001 at step 3, the reference's 0.0001; it differs at 1 of 6 steps",
+        scheduler=lambda optimizer: LambdaLR(optimizer, lambda t: 1 if t < 2 else 0.1 if t < 5 else 0.05),
+    ),
+    planted(
+        "schedule", adam, optax.adam(lambda t: 1e-3 / (1 + t) ** 0.7), "0.000615572 at step 2, the reference's 0.001"
+    ),
+    planted("schedule", momentum, optax.sgd(0.1, 0.9), "stays at 0.1, the reference's changes", scheduler=COSINE),
+    planted("schedule", momentum, optax.sgd(0.04, 0.9), "stays at 0.04, the reference's changes", scheduler=COSINE),
     planted("warmup_start", adam, optax.adam(1e-3), "no warm-up, the reference's starts at 0.00025", scheduler=WARM),
     planted(
         "warmup_start",

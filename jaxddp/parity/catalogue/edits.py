@@ -36,7 +36,8 @@ EDITS: dict[str, Fault] = {
     "schedule": Fault(
         "the learning rate follows another schedule",
         "return torch's rate for update t, counted from 0 over the whole run: optax.cosine_decay_schedule(lr, T_max, "
-        "alpha=eta_min / lr) for CosineAnnealingLR, with t in steps if torch calls scheduler.step() after each step",
+        "alpha=eta_min / lr) for CosineAnnealingLR, jaxddp.schedules.step(lr, step_size, gamma) for StepLR, with t in "
+        "steps if torch calls scheduler.step() after each step",
     ),
     "rate_rounded": Fault(
         "the learning rate is computed in float32 on one side, or a part of it",

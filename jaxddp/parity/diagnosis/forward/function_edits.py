@@ -19,6 +19,11 @@ def _gate(x: Tensor) -> Tensor:
     return F.relu6(x + 3) / 6
 
 
+def _norm(x: Tensor, *along: Any, **options: Any) -> Tensor:
+    """Compute the Euclidean norm, with the arguments of `torch.sum`."""
+    return torch.linalg.vector_norm(x, 2, *along, **options)
+
+
 # Functions that take the same arguments, where those after the first are left out.
 FAMILIES: tuple[Family, ...] = (
     (
@@ -38,7 +43,7 @@ FAMILIES: tuple[Family, ...] = (
 )
 REDUCTIONS: Family = (
     *(("sum", torch.sum), ("mean", torch.mean), ("amax", torch.amax), ("amin", torch.amin), ("prod", torch.prod)),
-    *(("logsumexp", torch.logsumexp), ("std", torch.std), ("var", torch.var), ("norm", torch.linalg.vector_norm)),
+    *(("logsumexp", torch.logsumexp), ("std", torch.std), ("var", torch.var), ("norm", _norm)),
 )
 ALONG: Family = (
     *(("softmax", torch.softmax), ("log_softmax", torch.log_softmax), ("cumsum", torch.cumsum)),

@@ -13,6 +13,7 @@ from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change
 
 # Function -> place of the indices among its arguments.
 TABLES = {"embedding": 0, "index_select": 2, "gather": 2}
+PLAIN = (int, slice, type(None), type(...))  # indices that are no tensors of indices
 NEIGHBOURS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "at the ends the end itself": lambda index, size: index.clamp(0, size - 1),
     "at an end the other end": lambda index, size: index % size,
@@ -34,9 +35,8 @@ def _indices(call: Call) -> Iterator[Change]:
     """Yield another index in place of an integer, its values as 0, a slice moved by one, neighbours of elements."""
     if call.name != "__getitem__":
         return
-    source, index = call.args
-    indices = index if isinstance(index, tuple) else (index,)
-    for position, (part, size) in enumerate(zip(indices, source.shape, strict=False)):
+    source = call.args[0]
+    for position, (part, size) in enumerate(zip(_parts(call), source.shape, strict=False)):
         if isinstance(part, Tensor) and not part.is_floating_point() and part.dtype != torch.bool:
             for by, (ends, within) in itertools.product((-1, 1), NEIGHBOURS.items()):
                 what = f"the index {'before' if by < 0 else 'after'}, {ends}, instead of the index"
@@ -57,12 +57,17 @@ def _indices(call: Call) -> Iterator[Change]:
             yield Change("other_index", what, _at(position, partial(_other, other)), tier=3)
 
 
+def _parts(call: Call) -> tuple[Any, ...]:
+    """Return the index of each axis that a call of __getitem__ has."""
+    index = call.args[1]
+    return index if isinstance(index, tuple) else (index,)
+
+
 def _at(position: int, other: Callable[[Any, int], Any]) -> Answer:
     """Return the answer that takes other elements along an axis: a function of the index and the size."""
 
     def answer(call: Call, proceed: Proceed, value: float) -> Any:
-        source, index = call.args
-        indices = [*index] if isinstance(index, tuple) else [index]
+        source, indices = call.args[0], [*_parts(call)]
         indices[position] = other(indices[position], source.shape[position])
         return proceed(call.put(1, tuple(indices)))
 
@@ -102,8 +107,9 @@ def shifts(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str])
         names: id of a tensor -> what it is, in words.
     """
     taken = [calls[index] for index in here if calls[index].name == "__getitem__"]
+    taken = [call for call in taken if all(isinstance(part, PLAIN) for part in _parts(call))]
     for first, second in itertools.permutations(taken, 2):
-        one, other = (x.args[1] if isinstance(x.args[1], tuple) else (x.args[1],) for x in (first, second))
+        one, other = _parts(first), _parts(second)
         differing = [k for k, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]]
         if first.args[0] is not second.args[0] or len(one) != len(other) or len(differing) != 1:
             continue

@@ -1,6 +1,7 @@
 """Search among the edits of the calls where the two programs of a loss part, fault after fault if there are several."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -148,7 +149,22 @@ class ReadingSearch:
             loose = all(set(one.faults) <= LOOSE for one in ruling.named)
             if ruling.named and not (loose and len(ruling.named) > 1):
                 needed = self._without_idle(known, named)
-                return replace(ruling, named=tuple(_joined(needed, ruling.named))), (*needed, *named)
+                fewer = self._by_fewer((*needed, *named)) if needed else None
+                return fewer or (replace(ruling, named=tuple(_joined(needed, ruling.named))), (*needed, *named))
+        return None
+
+    def _by_fewer(self, items: tuple[Item, ...]) -> tuple[Ruling, tuple[Item, ...]] | None:
+        """Return an explanation by all faults but one, of which another one has another value; None: there is none.
+
+        A mean that stands where the reference has a sum, for one, makes up for a wrong factor of this sum.
+        """
+        edits = [item for item in items if isinstance(item, CallEdit)]
+        for idle, free in itertools.permutations(edits, 2) if len(edits) == len(items) else ():
+            if free.change.reference is not None:
+                rest = tuple(edit for edit in edits if edit not in (idle, free))
+                explained = self._explain(rest, [replace(free, value=None, given=False)])
+                if explained is not None:
+                    return explained
         return None
 
     def _without_idle(self, known: tuple[CallEdit, ...], named: tuple[Item, ...]) -> tuple[CallEdit, ...]:

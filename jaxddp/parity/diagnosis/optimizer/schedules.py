@@ -34,6 +34,8 @@ def schedule_edits(program: OptimizerProgram, counts: dict[int, str]) -> Iterato
         says = f"the schedule advances {speed} times per step, {what}"
         yield discrete("scheduler_too_fast", says, _at(partial(np.multiply, speed)))
     steps = len(program.index)
+    yield from _constant(program)
+    yield from _staircase(program, counts)
     for n in range(2, steps):
         yield discrete(FAULT, f"the learning rate changes only every {n} steps", _at(partial(_held, n)))
         yield discrete(FAULT, f"the schedule advances only every {n} steps", _at(partial(_slowed, n)))
@@ -59,6 +61,54 @@ def _repeated(n: int, t: np.ndarray) -> np.ndarray:
 def _at(clock: Callable[[np.ndarray], np.ndarray]) -> Callable[[OptimizerProgram], OptimizerProgram]:
     """Return a change to the rates of other steps: step t takes that of `clock(t)`."""
     return lambda program: replace(program, index=clock(program.index))
+
+
+def _constant(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
+    """Yield one rate for all steps, where the reference's falls from the first on."""
+    column = column_of(program)
+    if column[0] == column.max():
+        yield OptimizerEdit(
+            FAULT,
+            lambda program, values: replace(program, index=np.zeros_like(program.index), factor=values[0] / column[0]),
+            lambda values: f"the learning rate stays at {number(values[0])}, the reference's changes",
+            (Unknown((float(column[0]),), unit=float(column[0]), low=1e-12),),
+            OTHERS,
+        )
+
+
+def _staircase(program: OptimizerProgram, counts: dict[int, str]) -> Iterator[OptimizerEdit]:
+    """Yield another length of the steps of a rate that falls by the same factor every p steps, and another factor."""
+    column = column_of(program)
+    falls = np.flatnonzero(column[1:] != column[:-1]) + 1
+    if len(falls) < 2 or (falls != falls[0] * np.arange(1, len(falls) + 1)).any():
+        return
+    every = int(falls[0])
+    factors = column[falls] / column[falls - 1] if column[falls - 1].all() else np.zeros(1)
+    if not 0 < factors[0] < 1 or not np.allclose(factors, factors[0], rtol=NEAR):
+        return
+    for n in range(1, len(program.index)) if every > 1 else ():
+        if n % every and every / n not in counts:  # the others are a clock that is slow, or runs ahead
+            says = f"the learning rate changes every {n} steps, the reference's every {every}"
+            yield discrete(FAULT, says, _at(partial(_paced, every, n)))
+
+    def change(program: OptimizerProgram, values: Values) -> OptimizerProgram:
+        return _falling(program, 0, lambda rates: rates[0] * values[0] ** np.round(np.log(rates / rates[0]) / fall))
+
+    fall = math.log(factors[0])
+    says = f"every {every} steps" if every > 1 else "at each step"
+    yield OptimizerEdit(
+        FAULT,
+        change,
+        lambda values: (
+            f"the learning rate falls by the factor {number(values[0])} {says}, the reference's by {number(factors[0])}"
+        ),
+        (Unknown((float(factors[0]), 0.5, 0.95), low=1e-6, high=1.0),),
+        OTHERS,
+    )
+
+
+def _paced(every: int, n: int, t: np.ndarray) -> np.ndarray:
+    return t // n * every
 
 
 def _floor(program: OptimizerProgram) -> Iterator[OptimizerEdit]:

@@ -22,6 +22,7 @@ from jaxddp.parity.diagnosis.optimizer.fit import (
     sensible,
     solve,
 )
+from jaxddp.parity.diagnosis.optimizer.free_rates import free_rates
 from jaxddp.parity.diagnosis.optimizer.optax_rules import optax_rule
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.rounded_rate import rounded_rate
@@ -103,9 +104,9 @@ def explain_optimizer(
     with np.errstate(all="ignore"):  # wild values are tried on the way
         rounded = [*_with_rounded_rates([Trial(())], reference, evidence, floor)]
         alone = bool(rounded) or any(other.residual <= coarse for other in others)
-        deep = deep and not tiny and not alone and reference.step.elementwise  # others take full tensors, and long
+        pairs = deep and not tiny and not alone and reference.step.elementwise  # others take full tensors, and long
         with torch_threads(1):
-            trials = search.run(edits(reference, sample, evidence), deep)
+            trials = search.run(edits(reference, sample, evidence), pairs)
         hypotheses = _confirmed(trials, reference, evidence, coarse)
         if tiny:
             hypotheses = _better_than_none(hypotheses, reference, evidence, floor)
@@ -113,6 +114,8 @@ def explain_optimizer(
         if not (ruling.named or rounded or tiny) and near:
             explaining = [trial for trial in trials if trial.residual <= near and trial.plain]
             rounded = [*_with_rounded_rates(_sensible(explaining), reference, evidence, floor)]
+    if not (ruling.named or rounded or tiny) and deep and (free := free_rates(evidence, reference)) is not None:
+        rounded = [free]
     return ruling if ruling.named else decide([*hypotheses, *others, *rounded], floor)
 
 

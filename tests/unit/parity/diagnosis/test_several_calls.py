@@ -13,6 +13,8 @@ from jax import numpy as jnp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from jaxddp.parity.diagnosis.forward.calls import Call
+from jaxddp.parity.diagnosis.forward.index_edits import shifts
 from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence, ModelStep, search_model
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.jax_side.equations import read
@@ -57,6 +59,10 @@ def normalised(z: Tensor) -> Tensor:
     return F.normalize(z, dim=-1)
 
 
+def two_terms(z: Tensor, y: Tensor) -> Tensor:
+    return F.relu((z * y).sum(-1) + 1.0).mean() + 1e-3 * z.square().sum(-1).mean()
+
+
 def returns(w: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     values = batch["x"] * w
     with torch.no_grad():
@@ -84,6 +90,12 @@ CASES = {
         lambda w, batch: jnp.tanh((batch["x"] * w).mean(axis=-1)),
         ("other_function",),
         ("mean instead of sum of the result of mul",),
+    ),
+    "a norm for a sum": Twins(
+        lambda w, batch: torch.tanh((batch["x"] * w).sum(-1)),
+        lambda w, batch: jnp.tanh(jnp.linalg.norm(batch["x"] * w, axis=-1)),
+        ("other_function",),
+        ("norm instead of sum of the result of mul",),
     ),
     "a mean for one of two sums, the other of a single number": Twins(
         lambda w, batch: torch.tanh((batch["x"] * w).sum(dim=-1)) * torch.ones((), dtype=w.dtype).sum(),
@@ -154,6 +166,14 @@ CASES = {
         ("number",),
         ("before square, the result of mul plus 0.9189385332, the reference has 1.418938533",),
     ),
+    "two faults, of which one has a value that an edit beside it changes": Twins(
+        lambda w, batch: two_terms(batch["x"] * w, batch["y"]),
+        lambda w, batch: (
+            jax.nn.relu((batch["x"] * w * batch["y"]).sum(-1) + 0.5).mean() + 1e-3 * jnp.square(batch["x"] * w).mean()
+        ),
+        ("number", "auxiliary_loss_scaled"),
+        ("before relu, the result of sum plus 0.5, the reference has 1; the second term of a sum of losses times 0.2",),
+    ),
     "a line of a no_grad block": Twins(
         returns,
         lambda w, batch: returns_in_jax(w, batch, lambda x: x),
@@ -193,3 +213,14 @@ def test_a_planted_twin_is_named(case: str) -> None:
     ruling, _ = search_model(evidence_of(twins))
     assert tuple(one.says for one in ruling.named) == twins.says
     assert all(one.faults == twins.faults and one.residual <= CLEAN for one in ruling.named)
+
+
+def test_tensors_of_indices_are_no_slices_that_may_be_shifted() -> None:
+    x = torch.ones(4, 3)
+
+    def shifted(*indices: Any) -> list[Any]:
+        calls = [Call(("__getitem__", k), Tensor.__getitem__, (x, index), {}) for k, index in enumerate(indices)]
+        return [*shifts(calls, range(len(calls)), {})]
+
+    assert shifted(slice(None, -1), slice(1, None))
+    assert not shifted(torch.tensor([0, 1]), torch.tensor([2, 3]))

@@ -114,6 +114,13 @@ def test_other_values_are_not_near(other: list[float]) -> None:
         assert known.has(Operation("y", (), (), None, (moments(values),))) == expected
 
 
+@pytest.mark.parametrize("masked", [-np.inf, -1e9, float(np.finfo(np.float64).min)])
+def test_values_of_masks_are_near_each_other_and_hide_no_other_value(masked: float) -> None:
+    infinite, scores = moments(np.array([0.5, -np.inf, 2.0])), np.array([0.5, masked, 2.0])
+    assert are_near(infinite, moments(scores))
+    assert not are_near(infinite, moments(scores + np.array([1e-3, 0.0, 0.0])))
+
+
 def of_nnx() -> tuple[Any, Any]:
     layer = nnx.LayerNorm(3, rngs=nnx.Rngs(0))
     graph, state = nnx.split(layer)
