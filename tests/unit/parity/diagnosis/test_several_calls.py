@@ -20,7 +20,7 @@ from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.jax_side.equations import read
 
 ROWS, COLUMNS, STEPS = 4, 5, 2
-CLEAN = 1e-14  # measured: up to 1e-15
+CLEAN = 1e-13  # measured: 1.3e-14 for a norm, up to 1e-15 for the others
 
 
 class Vector(nn.Module):
