@@ -38,11 +38,11 @@ SHOWS_A_SUM = step(("local_loss=value", 'local_loss=jax.lax.psum(value, "replica
 ADDED = ("nnx.tanh(self.fc1(x))", "nnx.tanh(self.fc1(x) + 0.001 * (x**3).sum(-1, keepdims=True))")
 IN_BFLOAT16 = ("nnx.tanh(self.fc1(x))", 'nnx.tanh(self.fc1(x).astype("bfloat16"))')
 IN_FLOAT16 = ("nnx.Linear(5, 4, rngs", 'nnx.Linear(5, 4, dtype="float16", rngs')
-EQUAL_LAYERS = "all 3 layers that can be compared are equal: look after them, in the model or the loss"
+EQUAL_LAYERS = r"all 3 layers that can be compared return equal values \(the first, of several\): look after them"
 # Changes, more of the port; stage and step of the first difference, the start of its tensor, and what is said of it.
 LOCATED = {
     "frozen in torch": ([SGD, FROZEN], "", "update", 1, "fc1.", "torch has no gradient for it.*"),
-    "rate": ([OTHER_RATE], "", "update", 2, "", "1.5 times torch's in all tensors, from step 2 on"),
+    "rate": ([OTHER_RATE], "clip_grad_norm = 1e6\n", "update", 2, "", "1.5 times torch's in all tensors, from step 2 on"),
     "examples": ([BATCH], ROLLED, "samples", 1, "", '"y" of replica 1.*: rolled by 2 rows'),
     "equal layers": ([('batch["y"]).mean()', 'batch["y"]).mean() ** 1.01')], "", "local_loss", 1, "", EQUAL_LAYERS),
     "a further term": ([ADDED], "", "local_loss", 1, "", "(?!.*jax computes in).*"),
@@ -51,6 +51,12 @@ LOCATED = {
     "cast in the loss": ([IN_BFLOAT16], "", "local_loss", 1, "", CAST.format("bfloat16")),
     "cast in a layer": ([IN_FLOAT16], "", "local_loss", 1, "", CAST.format("float16")),
 }
+
+
+def test_a_rate_that_changes_in_the_port_alone_is_named(checked: Checked) -> None:
+    (found,) = checked(OTHER_RATE).differences
+    assert found.stage == "update" and found.cause is not None and found.cause.names == ("schedule",)
+    assert found.cause.says == ("the learning rate is 0.15 at step 2, the reference's 0.1; it differs at 2 of 3 steps",)
 
 
 def test_a_layer_that_is_frozen_in_the_port_alone_is_named(checked: Checked) -> None:

@@ -58,12 +58,17 @@ def peaked(lr: float, warm: int, least: float, numpy: Any = jnp) -> Callable[[An
 PEAKED = partial(LambdaLR, lr_lambda=lambda t: float(peaked(1.0, 2, 0.1, np)(t)))
 MILESTONE = partial(MultiStepLR, milestones=[2], gamma=0.1)
 ONE_CYCLE = partial(OneCycleLR, max_lr=0.1, total_steps=40, cycle_momentum=False)  # which rises from 0.004 in 11 steps
+HALF = partial(CosineAnnealingLR, T_max=30, eta_min=5e-4)
 STAIRS = partial(StepLR, step_size=2, gamma=0.8)
 LINE = partial(PolynomialLR, total_iters=20, power=1.0)
 
 
 def cosine(lr: float) -> Callable[[Any], Any]:
     return lambda count: lr * (1 + jnp.cos(jnp.pi * count / 30)) / 2
+
+
+def decaying(alpha: float) -> Transformation:
+    return optax.adam(lambda t: 1e-3 * (alpha + (1 - alpha) * cosine(1.0)(t)))
 
 
 def warm(lr: float) -> Callable[[Any], Any]:
@@ -273,7 +278,13 @@ SINGLES = [
     planted(
         "schedule", momentum, optax.sgd(lambda t: cosine(0.1)(t % 3), 0.9), "again every 3 steps", scheduler=COSINE
     ),
-    planted("schedule", adam, optax.adam(lambda t: 2e-4 + 0.8 * cosine(1e-3)(t)), "0.0002 higher", scheduler=COSINE),
+    planted(
+        "schedule",
+        adam,
+        optax.adam(lambda t: 2e-4 + 0.8 * cosine(1e-3)(t)),
+        "falls to 0.0002, the reference's to 0",
+        scheduler=COSINE,
+    ),
     planted("warmup_start", adam, optax.adam(rising(1e-3, 0.0, 4)), "at 0, the reference's at 0.00025", scheduler=WARM),
     planted("warmup_start", momentum, optax.sgd(rising(0.1, 0.005, 4), 0.9), "starts at 0.005, the", scheduler=WARM),
     planted("warmup_start", momentum, optax.sgd(rising(0.1, 0.025, 5), 0.9), "ends a step later than", scheduler=WARM),
@@ -313,6 +324,15 @@ SINGLES = [
         same_adamw(optax.piecewise_constant_schedule(1e-3, {3: 0.1, 5: 0.5})),
         "0.001 at step 3, the reference's 0.0001; it differs at 1 of 6 steps",
         scheduler=lambda optimizer: LambdaLR(optimizer, lambda t: 1 if t < 2 else 0.1 if t < 5 else 0.05),
+    ),
+    planted("schedule", adam, decaying(alpha=0.6), "falls to 0.0006, the reference's to 0.0005", scheduler=HALF),
+    planted("schedule", adam, decaying(alpha=4e-4), "falls to 4e-7, the reference's to 0.0005", scheduler=HALF),
+    planted(
+        "schedule",
+        adam,
+        optax.adam(lambda t: 1e-3 * (0.4 + 0.6 * 0.9**t)),
+        "falls 0.6 times as far from its peak as the reference's",
+        scheduler=partial(ExponentialLR, gamma=0.9),
     ),
     planted(
         "schedule", adam, optax.adam(lambda t: 1e-3 / (1 + t) ** 0.7), "0.000615572 at step 2, the reference's 0.001"

@@ -116,6 +116,7 @@ def train_jax(
     scale: float = 1.0,
     approximate: bool = False,
     momentum: float = 0.9,
+    mean_momentum: float | None = None,
     biased: bool = False,
     data: Callable[[int, int], dict[str, np.ndarray]] = batch_of,
     seed: int = 0,
@@ -134,6 +135,7 @@ def train_jax(
         scale: factor of the loss.
         approximate: GELU by tanh.
         momentum: of the running statistics.
+        mean_momentum: of the running mean; None: the same.
         biased: running variance with divisor n.
         show: what `step` is given.
         lr: learning rate that `step` is given, by the step.
@@ -154,8 +156,9 @@ def train_jax(
         mean, var = x.mean(0), x.var(0)
         shown = var if biased else var * len(x) / (len(x) - 1)
         old = stats["BatchNorm_0"]
+        kept = momentum if mean_momentum is None else mean_momentum
         new = {
-            "mean": momentum * old["mean"] + (1 - momentum) * mean,
+            "mean": kept * old["mean"] + (1 - kept) * mean,
             "var": momentum * old["var"] + (1 - momentum) * shown,
         }
         x = (x - mean[None]) * (norm["scale"] / jnp.sqrt(var + 1e-5))[None] + norm["bias"][None]

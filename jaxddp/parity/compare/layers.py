@@ -29,7 +29,7 @@ def first_difference(torch: StoredRecord, jax: StoredRecord, twins: dict[str, st
     order, images = torch.notes["order"], jax.notes.get("images", ())
     of_torch, of_jax = ((side[INPUTS], side[OUTPUTS]) for side in (torch, jax))
     before, equal, outer = "", 0, None
-    for name, twin in _pairs(order, twins, of_jax[1]):
+    for name, twin in _pairs(order, twins, of_torch, of_jax, images):
         call = _Call(name, twin, of_torch, of_jax, images)
         if call.moved is None:
             continue
@@ -119,7 +119,7 @@ def layer_residuals(
         Torch's calls, in order -> ||jax - torch|| / ||torch||.
     """
     residuals = {}
-    for name, twin in _pairs(order, twins, jax):
+    for name, twin in _pairs(order, twins, ({}, torch), ({}, jax), images):
         of_jax = in_torch_layout(jax[twin], torch[name], images)
         if of_jax is not None:
             residuals[name] = _residual(of_jax, torch[name])
@@ -220,13 +220,35 @@ def _lengthen_runs(order: np.ndarray, sums: np.ndarray) -> None:
                 order[other], order[i] = order[i], wanted
 
 
-def _pairs(order: Sequence[str], twins: dict[str, str], jax: Tensors) -> Iterator[tuple[str, str]]:
-    """Yield torch's calls that have a twin in jax; the second call, "fc (2)", pairs with the second, "fc (2)"."""
+def _pairs(
+    order: Sequence[str],
+    twins: dict[str, str],
+    torch: tuple[Tensors, Tensors],
+    jax: tuple[Tensors, Tensors],
+    images: Sequence[Sequence[int]],
+) -> Iterator[tuple[str, str]]:
+    """Yield torch's calls with one of their twin's: of several, one with equal inputs, or else of the same number.
+
+    The second call of a module is "fc (2)". `torch` and `jax` are inputs, as far as they are known, and outputs.
+    """
+    calls: dict[str, list[str]] = {}
+    for name in jax[1]:
+        calls.setdefault(name.partition(" ")[0], []).append(name)
+
+    def are_equal(name: str, other: str) -> bool:
+        shown = 0 if name in torch[0] and other in jax[0] else 1
+        both = _received(jax[shown][other], torch[shown][name], images)
+        return both is not None and _residual(*both) <= EQUAL
+
     for name in order:
         module, space, number = name.partition(" ")
-        twin = twins.get(module, "?") + space + number
-        if twin in jax:
-            yield name, twin
+        twin = twins.get(module, "?")
+        same, left = twin + space + number, calls.get(twin, [])
+        left.sort(key=lambda other: other != same)
+        chosen = next((other for other in left if len(left) > 1 and are_equal(name, other)), same)
+        if chosen in left:
+            left.remove(chosen)
+            yield name, chosen
 
 
 def _residual(of_jax: np.ndarray, of_torch: np.ndarray) -> float:

@@ -59,7 +59,8 @@ def with_optimizer_lines(
     def applies(fault: str) -> bool:
         return is_of_optimizer(fault) or fault in EDITS
 
-    ruling = _with_lines(ruling, schedule, SCHEDULE.__contains__)
+    if ruling is not None and ruling.named:
+        ruling = _with_lines(ruling, schedule, SCHEDULE.__contains__)
     if evidence.facts.clips_inside:
         _, number = _lines_of_functions(evidence, searches, ((), CLIPPED[1]))
         ruling = _with_lines(ruling, Lines(jax.optimizer, number or torch.optimizer), CLIPPING.__contains__)

@@ -140,7 +140,9 @@ def _explain_model(evidence: Evidence, searches: InterruptibleSearches, layers: 
     if stages:
         for one in as_differences(evidence, stage, with_function_lines(evidence, searches, of_model, LOSS)):
             in_loss = layer is None and equal and not one.cause and stage == "local_loss"
-            alike = f"all {equal} layers that can be compared are equal: look after them, in the model or the loss"
+            alike = (
+                f"all {equal} layers that can be compared return equal values (the first, of several): look after them"
+            )
             detail = alike if in_loss else one.detail
             differences.append(replace(one, layer=layer, detail=joined(detail, "" if one.cause else casts)))
     # Buffers whose difference has no cause follow the model's difference.

@@ -109,7 +109,11 @@ class JaxLoop:
             stages["update"] = {name: x.astype(self._before[name].dtype) for name, x in difference.items()}
             notes["update"] = "difference"
         if "buffers" in parts:
-            stages["buffers"], more = self._taken("buffers", self._flat(parts["buffers"], "buffers"))
+            buffers = self._flat(parts["buffers"], "buffers")
+            if odd := sorted(buffers.keys() - self._tensors.keys()):
+                given = "give Recorder.watch the variables, {'params': ..., 'batch_stats': ...}"
+                raise InputError(f"Recorder.step: buffers: {listed(odd)}: unknown; {given}")
+            stages["buffers"], more = self._taken("buffers", buffers)
             norms |= more
         if "opt_state" in parts:
             stages["optimizer_state"] = self._states(parts["opt_state"])

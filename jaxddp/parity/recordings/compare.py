@@ -211,11 +211,13 @@ class Comparison:
             for i, n in enumerate(numbers)
             if n >= located_there.step and apart[i] <= 10 * ALLOWED["params"] * self._epsilon
         ]
-        chosen = near or [numbers.index(located_there.step)]
-        torch, jax = ([side[i] for i in chosen] for side in (self._torch, self._jax))
-        ruling = causes.of_gradients(torch, jax, self._alignment, self._replicas, located_there.allowed)
-        if ruling.named:
-            yield from self._explained("gradients", located_there, ruling)
+        first = [numbers.index(located_there.step)]  # by itself too: a fault may move the parameters apart a little
+        for chosen in (near, first) if len(near) > 1 else (first,):
+            torch, jax = ([side[i] for i in chosen] for side in (self._torch, self._jax))
+            ruling = causes.of_gradients(torch, jax, self._alignment, self._replicas, located_there.allowed)
+            if ruling.named:
+                yield from self._explained("gradients", located_there, ruling)
+                return
 
     def _updates(self) -> Iterator[Difference]:
         """Judge JAX's updates by torch's optimizer, given JAX's own gradients, and yield what differs."""

@@ -31,7 +31,8 @@ ALLOWED = {
 # Norm of a gradient that is all rounding, such as that of a bias in front of BatchNorm, over the norm of all gradients,
 # in units of the precision; measured: up to 2. Adam makes a full step of such a gradient.
 NOISE = 50.0
-ALLOWED_RATE = 1e-6  # of learning rates, which either side may compute in float32; measured: up to 6e-8
+# Of learning rates, over the highest so far: either side may compute a curve in float32; measured: up to 6e-8.
+ALLOWED_RATE = 1e-6
 # A loss or gradient may differ by this multiple of what the parameters differ by; measured: up to 6.
 GROWTH = 100.0
 # The same of what the parameters differ by beside how far they have moved, times what the loss has changed by since the
@@ -62,6 +63,7 @@ class Judge:
     ):
         self._torch, self._jax, self._alignment, self._examples = torch_run, jax_run, alignment, examples
         self._epsilon = max(torch_run.epsilon, jax_run.epsilon)
+        self._highest = 0.0  # learning rate of torch so far
         numbers = sorted(torch_run.steps.keys() & jax_run.steps.keys())
         steps = [torch_run.steps[n] for n in numbers]
         kinked = steps[0].notes.get("kinked")
@@ -78,11 +80,12 @@ class Judge:
                 share = differing_share(self._examples[0][index], self._examples[1][index])
                 judgement.note("samples", index, {"examples": share}, 0.0, True)
             judgement.same_examples.append(share == 0)
-            judgement.note("hyperparameters", index, _hyperparameters(torch, jax), ALLOWED_RATE, True)
+            self._highest = max(self._highest, float(torch.notes["groups"][0]["lr"]))
+            judgement.note("hyperparameters", index, _hyperparameters(torch, jax, self._highest), ALLOWED_RATE, True)
             self._start_of(index, torch, jax)
             self._loss_of(index, torch, jax)
             if self._alignment is not None:
-                for stage, of_tensors in self._stages(self._alignment, torch, jax):
+                for stage, of_tensors in self._stages(self._alignment, torch, jax, index):
                     self._given(stage, index, of_tensors)
         return judgement
 
@@ -116,7 +119,7 @@ class Judge:
         self._given("local_loss", index, residuals({"loss": one}, {"loss": other}), changed)
 
     def _stages(
-        self, alignment: Alignment, torch: RecordedStep, jax: RecordedStep
+        self, alignment: Alignment, torch: RecordedStep, jax: RecordedStep, index: int
     ) -> Iterator[tuple[str, dict[str, float]]]:
         """Yield (stage, residuals) of what follows from parameters and examples."""
         local = alignment.of_jax(jax["local_gradients"]), alignment.of_torch(torch["local_gradients"], axes=1)
@@ -127,7 +130,9 @@ class Judge:
             yield "gradients", _largest(of_tensors, _norms_apart(alignment, torch, jax))
         if jax["buffers"] and torch["buffers"]:
             buffers = alignment.of_jax(jax["buffers"]), alignment.of_torch(torch["buffers"])
-            moved = MOVED if self._judgement.noise else "\n"  # a bias shifts the mean behind it
+            moved = (
+                MOVED if self._judgement.noise and index else "\n"
+            )  # a bias shifts the mean behind it, once it moves
             shown = [{n: x for n, x in side.items() if not n.endswith(moved)} for side in buffers]
             yield "buffers", _against(shown[0], {n: x for n, x in shown[1].items() if n in shown[0]})
         if jax["optimizer_state"]:
@@ -193,15 +198,16 @@ def _norms_apart(alignment: Alignment, torch: RecordedStep, jax: RecordedStep) -
     return {name: relative(abs(of_torch[name] - of_jax[name]), scale) for name in both}
 
 
-def _hyperparameters(torch: RecordedStep, jax: RecordedStep) -> dict[str, float]:
-    """Return relative differences of the hyperparameters that both sides show."""
+def _hyperparameters(torch: RecordedStep, jax: RecordedStep, highest: float) -> dict[str, float]:
+    """Return relative differences of the hyperparameters that both sides show, of the rate over the highest so far."""
     group, shown = torch.notes["groups"][0], dict(jax.notes.get("hyperparameters", {}))
     if "lr" in jax.notes:
         shown["learning_rate"] = jax.notes["lr"]
     pairs = {
         name: (float(shown[name]), float(group[key])) for name, key in RATES.items() if name in shown and key in group
     }
-    return {name: relative(abs(a - b), abs(b), abs(a)) for name, (a, b) in pairs.items()}
+    scales = {"learning_rate": highest}
+    return {name: relative(abs(a - b), scales.get(name, abs(b)), abs(a)) for name, (a, b) in pairs.items()}
 
 
 def _of_states(jax: Tensors, torch: Tensors, optimizer: str) -> dict[str, float]:

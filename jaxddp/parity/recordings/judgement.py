@@ -11,6 +11,7 @@ from jaxddp.parity.findings import ORDER, StageResult
 TIPPED = 0.05
 FAR_LESS = 10.0  # measured: 100
 MAY_TIP = ("local_loss", "local_gradients", "gradients", "buffers")
+FORWARD = ("local_loss", "buffers")  # which jump only at other parameters, so not at the first step
 PADDED = 5000  # steps; of longer runs, tables number the recorded steps
 
 
@@ -71,7 +72,8 @@ class RecordedJudgement:
         found = {}
         for stage, steps in self.judged.items():
             beyond = _beyond(steps)
-            if stage in MAY_TIP and 0 < 2 * len(beyond) < len(steps):
+            from_start = stage in FORWARD and beyond[:1] == steps[:1] and beyond[0].step == self.numbers[0]
+            if stage in MAY_TIP and not from_start and 0 < 2 * len(beyond) < len(steps):
                 worst = max(beyond, key=lambda one: one.residual)
                 others = max(one.residual for one in steps if one not in beyond)
                 least = min(one.residual for one in beyond)

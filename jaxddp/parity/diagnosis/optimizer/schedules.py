@@ -114,14 +114,23 @@ def _paced(every: int, n: int, t: np.ndarray) -> np.ndarray:
 def _floor(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     """Yield another lowest rate f': with the peak p, p + (r_t - p) (p - f') / (p - f) from the peak on.
 
-    The reference's lowest rate f is known if the schedule reaches it; else f' is said for f = 0.
+    The reference's lowest rate f is known if the schedule reaches it, or is a cosine; else the share is said.
     """
     column = column_of(program)
     top, peak = last_peak(column), float(column.max())
     if not (column[top : len(program.index)] < peak).any():
         return
-    lowest = float(column[top:].min())
-    least = lowest if np.argmin(column[top:]) < len(column) - top - 1 else 0.0
+    least = _lowest(column[top:])
+
+    if least is None:
+        yield OptimizerEdit(
+            FAULT,
+            lambda program, values: _falling(program, top, lambda rates: peak + (rates - peak) * values[0]),
+            lambda values: f"the learning rate falls {number(values[0])} times as far from its peak as the reference's",
+            (Unknown((0.5,), low=1e-3),),
+            OTHERS,
+        )
+        return
 
     def lowest_of(values: Values) -> float:
         """Return 0 for a fitted value that is a float32's rounding of the other rates away from 0."""
@@ -132,12 +141,26 @@ def _floor(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         return _falling(program, top, lambda rates: peak + (rates - peak) * share)
 
     def says(values: Values) -> str:
-        if least:
-            return f"the learning rate falls to {number(lowest_of(values))}, the reference's to {number(least)}"
-        return f"the learning rate falls towards a least rate that is {number(values[0])} higher"
+        return f"the learning rate falls to {number(lowest_of(values))}, the reference's to {number(least)}"
 
     unknown = Unknown((0.1 * peak,), unit=peak, low=-STRAIGHT * peak, high=peak, likely=(0.0,), rounded=True)
     yield OptimizerEdit(FAULT, change, says, (unknown,), OTHERS)
+
+
+def _lowest(falling: np.ndarray) -> float | None:
+    """Return the lowest rate of a schedule from its peak on, also of a cosine that ends above it; None: unknown.
+
+    >>> rates = 0.2 + 0.3 * (1 + np.cos(np.pi * np.arange(4) / 20))
+    >>> round(_lowest(rates), 12)
+    0.2
+    """
+    if np.argmin(falling) < len(falling) - 1:
+        return float(falling.min())
+    curve = curve_of(falling)
+    if not (isinstance(curve, partial) and curve.func is _wave):
+        return None
+    middle, amplitude, _ = curve.args
+    return max(float(middle - amplitude), 0.0)
 
 
 def _power(program: OptimizerProgram) -> Iterator[OptimizerEdit]:

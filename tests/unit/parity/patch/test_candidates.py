@@ -268,7 +268,7 @@ def test_the_rate_is_made_torchs_schedule() -> None:
     rate = "def rate(t):\n    return 0.1 * (0.9 + 0.1 * f(t))\n"
     text = f"import optax\n\n{rate}flax_optimizer = optax.sgd(rate, momentum=0.9)\n"
     twin = "STEPS = 8\noptimizer = SGD(parameters, lr=0.1)\nscheduler = CosineAnnealingLR(optimizer, T_max=STEPS)\n"
-    found = cause("schedule", "the learning rate falls towards a least rate that is 0.01 higher", SGD)
+    found = cause("schedule", "the learning rate falls to 0.01, the reference's to 0", SGD)
     right = text.replace("import optax", "import jaxddp.schedules\nimport optax")
     right = right.replace("sgd(rate,", "sgd(jaxddp.schedules.cosine(0.1, T_max=8),")
     assert right in made(text, 5, found, (twin, 2))

@@ -163,6 +163,7 @@ def test_replicas_of_pmap_are_recorded_apart(tmp_path: Path) -> None:
         (lambda path: Recorder(path).watch({}), "must be a tree of arrays"),
         (lambda path: _after_watch(path).step([], 0.0, gards={}), "gards: unknown"),
         (lambda path: _after_watch(path).step([], 0.0, grads={"v": np.ones(2)}), "grads: must have the parameters'"),
+        (lambda path: _after_watch(path).step([], 0.0, batch_stats={"mean": np.ones(2)}), "buffers: mean: unknown"),
         (lambda path: (_after_watch(path), _after_watch(path)), "has a recording"),
     ],
 )
