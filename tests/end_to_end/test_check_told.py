@@ -28,6 +28,8 @@ CAST = f"jax computes in {{}} at port.py: line {LINE}, and torch does not"
 SGD = own_optimizers("SGD(parameters, lr=0.1)", "optax.sgd(0.1)")
 STAYS = own_optimizers("SGD(parameters, lr=0.1)", MASKED)
 OTHER_RATE = own_optimizers("SGD(parameters, lr=0.1)", "optax.sgd(lambda count: 0.1 + 0.05 * (count > 0))")
+ANOTHER = 'type("Another", (torch.optim.SGD,), {})(parameters, lr=0.1)'
+RATE_OF_ANOTHER = OTHER_RATE[0], OTHER_RATE[1].replace("torch.optim.SGD(parameters, lr=0.1)", ANOTHER)
 BATCH = ("def batch(", "def torch_batch(")
 ROLLED = """
 def flax_batch(step, rank):
@@ -42,7 +44,14 @@ EQUAL_LAYERS = r"all 3 layers that can be compared return equal values \(the fir
 # Changes, more of the port; stage and step of the first difference, the start of its tensor, and what is said of it.
 LOCATED = {
     "frozen in torch": ([SGD, FROZEN], "", "update", 1, "fc1.", "torch has no gradient for it.*"),
-    "rate": ([OTHER_RATE], "clip_grad_norm = 1e6\n", "update", 2, "", "1.5 times torch's in all tensors, from step 2 on"),
+    "rate of an optimizer that torch does not have": (
+        [RATE_OF_ANOTHER],
+        "",
+        "update",
+        2,
+        "",
+        "1.5 times torch's in all tensors, from step 2 on",
+    ),
     "examples": ([BATCH], ROLLED, "samples", 1, "", '"y" of replica 1.*: rolled by 2 rows'),
     "equal layers": ([('batch["y"]).mean()', 'batch["y"]).mean() ** 1.01')], "", "local_loss", 1, "", EQUAL_LAYERS),
     "a further term": ([ADDED], "", "local_loss", 1, "", "(?!.*jax computes in).*"),
