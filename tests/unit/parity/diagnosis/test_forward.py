@@ -78,7 +78,7 @@ SINGLE: list[tuple[Twins, dict[str, Any], str, str]] = [
         TRANSFORMER,
         {"penalty": 3.0, "loss_normalization": "global", "steps": 2},
         "auxiliary_loss_scaled",
-        "the second term of a sum of losses times 3, the reference has 1",
+        "the second term of a sum of losses times 3",
     ),
     (
         TRANSFORMER,

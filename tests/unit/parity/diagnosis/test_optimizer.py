@@ -26,6 +26,7 @@ from tests.support.optimizer_ports import (
     COMBINED,
     COSINE,
     NOT_IN_THE_CATALOGUE,
+    OTHER_SCHEDULES,
     SINGLES,
     UNUSED,
     Planted,
@@ -65,6 +66,14 @@ def test_a_planted_fault_is_named(case: Planted) -> None:
 @pytest.mark.parametrize("case", SINGLES[::7] + COMBINED[::7])
 def test_a_planted_fault_is_named_with_other_weights_and_gradients(case: Planted) -> None:
     assert named(explain_optimizer(case.evidence(seed=1))) == set(case.causes)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("case", OTHER_SCHEDULES)
+def test_a_schedule_of_any_shape_is_named_by_its_first_rate_that_differs(case: Planted) -> None:
+    (named,) = explain_optimizer(case.evidence(), near=1e-6).named
+    assert named.faults == ("schedule",) and case.says in named.says
+    assert named.residual <= CLEAN
 
 
 @pytest.mark.large
