@@ -21,7 +21,7 @@ package = .$(addprefix [,$(addsuffix ],$(extras)))
 
 # Tests run in two processes side by side: two cores are not busy with one, and thousands of compiled programs are
 # more memory maps than Linux allows one process. The second prints at once, the first after.
-FIRST := tests/equivalence/test_matrix.py tests/end_to_end tests/examples \
+FIRST := tests/equivalence/test_matrix.py tests/end_to_end tests/examples tests/fuzz \
 	$(addprefix tests/unit/,data models nn optim step)
 define in_two
 	@said=$$(mktemp); \

@@ -33,6 +33,7 @@ def test_a_child_that_fails_says_so_with_its_last_line(tmp_path: Path) -> None:
         call("textwrap", "fill", {}, tmp_path / "log", 60)
 
 
+@pytest.mark.large
 def test_a_child_that_hangs_is_stopped_with_all_that_it_started(tmp_path: Path) -> None:
     alive = tmp_path / "alive"
     program = f"import pathlib; print(1, flush=True)\nwhile 1: pathlib.Path({str(alive)!r}).touch()  # hangs"

@@ -31,6 +31,7 @@ while True:
 """
 
 
+@pytest.mark.large
 def test_a_kill_costs_the_steps_since_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "LOOK_EVERY", 0.02)
     monkeypatch.setattr(soak, "command", lambda run, every: [sys.executable, "-c", TRAINS, str(run)])

@@ -130,9 +130,8 @@ class Judge:
             yield "gradients", _largest(of_tensors, _norms_apart(alignment, torch, jax))
         if jax["buffers"] and torch["buffers"]:
             buffers = alignment.of_jax(jax["buffers"]), alignment.of_torch(torch["buffers"])
-            moved = (
-                MOVED if self._judgement.noise and index else "\n"
-            )  # a bias shifts the mean behind it, once it moves
+            # A bias whose gradient is all rounding shifts the mean behind it, once it moves.
+            moved = MOVED if self._judgement.noise and index else "\n"
             shown = [{n: x for n, x in side.items() if not n.endswith(moved)} for side in buffers]
             yield "buffers", _against(shown[0], {n: x for n, x in shown[1].items() if n in shown[0]})
         if jax["optimizer_state"]:

@@ -52,6 +52,7 @@ def test_a_second_run_compiles_nothing(tmp_path: Path) -> None:
     assert finish(start(tmp_path)) == ("3.0 True False", "")
 
 
+@pytest.mark.large
 def test_processes_that_start_together_share_a_folder(tmp_path: Path) -> None:
     together = [start(tmp_path) for _ in range(3)]
     for process in together:

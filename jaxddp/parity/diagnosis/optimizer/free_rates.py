@@ -15,36 +15,36 @@ from jaxddp.parity.records import stage_norm
 def free_rates(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypothesis | None:
     """Return the hypothesis that the port's updates are the reference's at other learning rates.
 
-    An update is u_t = -r_t d_t, whose direction d_t does not depend on the rates; so r_t = |<u_t, d_t>| / <d_t, d_t>.
+    An update is u_t = r_t d_t, whose direction d_t does not depend on the rates; so r_t = <u_t, d_t> / <d_t, d_t>.
 
     Returns:
         The hypothesis, with the first rate that differs; None if no rate differs, or all by the same factor, or the
         reference clips, which is a factor of each step too.
     """
-    if evidence.max_norm is not None or len(evidence.steps) < 2:
-        return None
     column = column_of(program)
     peak = float(column.max())
-    shares = program.rates[int(column.argmax())] / peak  # of the parameter groups
-    rates, worst = [], 0.0
-    for step, predicted, _ in replay(
-        replace(program, rates=np.broadcast_to(peak * shares, column.shape + shares.shape)), evidence
-    ):
+    if evidence.max_norm is not None or len(evidence.steps) < 2 or peak <= 0:
+        return None
+    of_groups = program.rates[int(column.argmax())]
+    highest = replace(program, rates=np.broadcast_to(of_groups, (len(column), len(of_groups))))
+    found, worst = [], 0.0
+    for step, predicted, _ in replay(highest, evidence):
         squares = stage_norm(predicted) ** 2
         along = sum(float(np.vdot(predicted[name], step.update[name])) for name in predicted)
         factor = along / squares if squares else 1.0
-        rates.append(peak * factor)
+        found.append(peak * factor)
         worst = max(worst, *residuals(step.update, {name: factor * x for name, x in predicted.items()}).values())
-    expected = column[np.clip(program.index, 0, len(column) - 1)]
+    rates, expected = np.array(found), column[np.clip(program.index, 0, len(column) - 1)]
     differs = ~np.isclose(rates, expected, rtol=STRAIGHT, atol=STRAIGHT * peak)
-    if not differs.any() or min(rates) < -STRAIGHT * peak or _are_scaled(np.array(rates), expected, peak):
+    if not differs.any() or rates.min() < -STRAIGHT * peak or _are_scaled(rates, expected, peak):
         return None
-    return Hypothesis((FAULT,), _in_words(np.array(rates), expected, differs), worst, len(rates))
+    return Hypothesis((FAULT,), _in_words(rates, expected, differs), worst, len(rates))
 
 
 def _are_scaled(rates: np.ndarray, expected: np.ndarray, peak: float) -> bool:
     """Return whether all rates are the expected ones times one factor."""
-    return bool(np.allclose(rates, expected * (rates @ expected) / (expected @ expected), atol=STRAIGHT * peak))
+    squares = float(expected @ expected)
+    return bool(squares and np.allclose(rates, expected * (rates @ expected) / squares, atol=STRAIGHT * peak))
 
 
 def _in_words(rates: np.ndarray, expected: np.ndarray, differs: np.ndarray) -> str:
