@@ -42,7 +42,9 @@ def _masked_decay(known: Known) -> str:
     if len(known.optimizer.decays) == 1:
         return _as_torchs("decay all tensors, without a mask")(known)
     code = known.optimizer.in_jax()
-    return code and f"decay the same tensors on both sides: {code}, {MASK}"
+    too_many = re.search("acts on tensors with two or more dimensions, .*: it also acts on (.*)", known.says)
+    mask = f"{CHOSEN}: among the matrices, leave out {too_many[1]}" if too_many else MASK
+    return code and f"decay the same tensors on both sides: {code}, {mask}"
 
 
 def _scale(known: Known) -> str:

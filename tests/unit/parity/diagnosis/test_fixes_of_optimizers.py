@@ -117,6 +117,9 @@ def test_the_fix_of_a_mask_depends_on_what_the_reference_decays() -> None:
     fixes = [FAULTS["decay_mask"].fix_for(Known("", optimizer)) for optimizer in (of_all, of_some)]
     assert fixes[0] == "decay all tensors, without a mask: optax.adamw(lr, weight_decay=0.01)"
     assert code_of(fixes[1]) == "optax.chain(optax.add_decayed_weights(0.01, mask), optax.sgd(lr))"
+    says = "weight decay acts on tensors with two or more dimensions, unlike in the reference: it also acts on cls, pos"
+    of_matrices = FAULTS["decay_mask"].fix_for(Known(says, of_some))
+    assert of_matrices.endswith("leave out cls, pos") and "ndim" not in of_matrices and "ndim" in fixes[1]
     assert MASK in fixes[1] and len(fixes[1]) < 470  # the console cuts longer lines
 
 
