@@ -245,7 +245,7 @@ def _pairs(
         twin = twins.get(module, "?")
         same, left = twin + space + number, calls.get(twin, [])
         left.sort(key=lambda other: other != same)
-        chosen = next((other for other in left if len(left) > 1 and are_equal(name, other)), same)
+        chosen = next((other for other in left if are_equal(name, other)), same)
         if chosen in left:
             left.remove(chosen)
             yield name, chosen

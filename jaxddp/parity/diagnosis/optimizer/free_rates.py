@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from jaxddp.parity.compare.rates import share_of
 from jaxddp.parity.diagnosis.decide import Hypothesis
 from jaxddp.parity.diagnosis.optimizer.edit import number
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.schedules import FAULT, STRAIGHT, column_of
 from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence, replay, residuals
-from jaxddp.parity.records import stage_norm
 
 
 def free_rates(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypothesis | None:
@@ -29,9 +29,7 @@ def free_rates(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypoth
     highest = replace(program, rates=np.broadcast_to(of_groups, (len(column), len(of_groups))))
     found, worst = [], 0.0
     for step, predicted, _ in replay(highest, evidence):
-        squares = stage_norm(predicted) ** 2
-        along = sum(float(np.vdot(predicted[name], step.update[name])) for name in predicted)
-        factor = along / squares if squares else 1.0
+        factor = share_of(step.update, predicted, [*predicted])
         found.append(peak * factor)
         worst = max(worst, *residuals(step.update, {name: factor * x for name, x in predicted.items()}).values())
     rates, expected = np.array(found), column[np.clip(program.index, 0, len(column) - 1)]

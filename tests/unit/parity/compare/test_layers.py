@@ -128,6 +128,22 @@ def test_outputs_of_different_shapes_are_skipped(tmp_path: Path) -> None:
     assert compared(tmp_path / "alone", {"fc": X}, {"outer": X[:, :2]}, TWINS) is None
 
 
+def test_calls_of_a_layer_in_another_order_are_compared_by_their_inputs(tmp_path: Path) -> None:
+    def called(name: str, of: Arrays) -> StoredRecord:
+        calls = LayerCalls()
+        for given, output in of.values():
+            calls.add(name, given, output)
+        calls.write(tmp_path / name)
+        return Records([tmp_path / name])[0]
+
+    pairs = {"anchor": (X, 2 * X), "positive": (-X, 3 * X)}
+    turned = {name: pairs[name] for name in reversed(pairs)}
+    assert first_difference(called("fc", pairs), called("outer", turned), TWINS) == (None, 2)
+    wrong = {**turned, "positive": (-X, 5 * X)}
+    layer, _ = first_difference(called("fc", pairs), called("outer", wrong), TWINS)
+    assert (layer.torch, layer.jax, layer.input_residual) == ("fc (2)", "outer", 0.0)
+
+
 def test_each_call_of_a_layer_is_compared_with_the_same_call(tmp_path: Path) -> None:
     def twice(first: np.ndarray, second: np.ndarray, name: str) -> StoredRecord:
         calls = LayerCalls()
