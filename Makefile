@@ -20,7 +20,7 @@ extras = $(subst $() $(),$(comma),$(strip $(CUDA) $(filter-out train,$1)))
 package = .$(addprefix [,$(addsuffix ],$(extras)))
 
 # Tests run in two processes side by side: two cores are not busy with one, and thousands of compiled programs are
-# more memory maps than Linux allows one process. The second prints at once, the first after.
+# more memory maps than Linux allows one process. The second prints at once, the first after; a failure comes last.
 FIRST := tests/equivalence/test_matrix.py tests/end_to_end tests/examples tests/fuzz \
 	$(addprefix tests/unit/,data models nn optim step)
 define in_two
@@ -28,7 +28,8 @@ define in_two
 	trap 'kill $$first 2>/dev/null; rm -f $$said' EXIT; trap 'exit 130' INT TERM; \
 	$(BIN)/python -m pytest $1 $(OPTIONS) $(FIRST) >$$said 2>&1 & first=$$!; \
 	$(BIN)/python -m pytest $1 $(OPTIONS) $(FIRST:%=--ignore %); code=$$?; \
-	wait $$first; first_code=$$?; cat $$said; exit $$((code | first_code))
+	wait $$first; first_code=$$?; [ $$code -gt $$first_code ] && tail -n 1 $$said || cat $$said; \
+	exit $$((code | first_code))
 endef
 
 OLD_PROCESSOR := $(addprefix tests/equivalence/test_,matrix.py comm_hooks.py amp.py anomaly.py) \

@@ -6,21 +6,10 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 import pytest
 from jax import numpy as jnp
 from torch.optim import ASGD, SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
-from torch.optim.lr_scheduler import (
-    CosineAnnealingLR,
-    ExponentialLR,
-    LambdaLR,
-    LinearLR,
-    MultiStepLR,
-    OneCycleLR,
-    PolynomialLR,
-    StepLR,
-)
 
 from jaxddp import optim
 from jaxddp.parity.catalogue import EDITS, FAULTS
@@ -39,53 +28,8 @@ from tests.support.faulty_optax import (
     then,
     uncorrected_adam,
 )
+from tests.support.faulty_schedules import COSINE, WARM, cosine, rising, shifted
 from tests.support.optimizer_runs import SHAPES, matrices_decay, run
-
-COSINE = partial(CosineAnnealingLR, T_max=30)
-WARM = partial(LinearLR, start_factor=0.25, total_iters=4)
-
-
-def peaked(lr: float, warm: int, least: float, numpy: Any = jnp) -> Callable[[Any], Any]:
-    """Rise in `warm` steps, then fall in a cosine to a share of the peak at step 20."""
-
-    def rate(t: Any) -> Any:
-        fall = least + (1 - least) * (1 + numpy.cos(np.pi * (t - warm) / (20 - warm))) / 2
-        return lr * numpy.where(t < warm, (t + 1.0) / warm, fall)
-
-    return rate
-
-
-PEAKED = partial(LambdaLR, lr_lambda=lambda t: float(peaked(1.0, 2, 0.1, np)(t)))
-MILESTONE = partial(MultiStepLR, milestones=[2], gamma=0.1)
-ONE_CYCLE = partial(OneCycleLR, max_lr=0.1, total_steps=40, cycle_momentum=False)  # which rises from 0.004 in 11 steps
-HALF = partial(CosineAnnealingLR, T_max=30, eta_min=5e-4)
-STAIRS = partial(StepLR, step_size=2, gamma=0.8)
-LINE = partial(PolynomialLR, total_iters=20, power=1.0)
-
-
-def cosine(lr: float) -> Callable[[Any], Any]:
-    return lambda count: lr * (1 + jnp.cos(jnp.pi * count / 30)) / 2
-
-
-def decaying(alpha: float) -> Transformation:
-    return optax.adam(lambda t: 1e-3 * (alpha + (1 - alpha) * cosine(1.0)(t)))
-
-
-def warm(lr: float) -> Callable[[Any], Any]:
-    return lambda count: lr * (0.25 + 0.75 * jnp.minimum(count, 4) / 4)
-
-
-def rising(lr: float, first: float, steps: int) -> Callable[[Any], Any]:
-    return lambda count: first + (lr - first) * jnp.minimum(count, steps) / steps
-
-
-def wave(peak: float, steps: int) -> Callable[[Any], Any]:
-    """Rise to the peak in half a wave of a cosine, as OneCycleLR does."""
-    return lambda count: peak * (1 - 0.96 * (1 + jnp.cos(jnp.pi * count / steps)) / 2)
-
-
-def shifted(schedule: Callable[[Any], Any], by: int) -> Callable[[Any], Any]:
-    return lambda count: schedule(jnp.maximum(count + by, 0))
 
 
 def clipped(max_norm: float, epsilon: float = 1e-6, times: float = 1.0) -> Transformation:
@@ -269,89 +213,12 @@ SINGLES = [
     planted("lr_scaled", decayed, l2(1e-3, optax.sgd(0.4, 0.9)), "learning rate times 4, the number of replicas"),
     planted("lr_scaled", momentum, optax.sgd(0.4, 0.9), "learning rate times 4, the number of replicas"),
     planted("lr_scaled", momentum, optax.sgd(0.137, 0.9), "learning rate times 1.37"),
-    planted("lr_off_by_one", adam, optax.adam(shifted(cosine(1e-3), 1)), "one step ahead", scheduler=COSINE),
-    planted("lr_off_by_one", momentum, optax.sgd(shifted(cosine(0.1), -1), 0.9), "one step behind", scheduler=COSINE),
-    planted("lr_off_by_one", momentum, optax.sgd(shifted(warm(0.1), 1), 0.9), "one step ahead", scheduler=WARM),
-    planted("schedule", momentum, optax.sgd(lambda t: cosine(0.1)(0.5 * t), 0.9), "takes 2 steps", scheduler=COSINE),
-    planted("schedule", adam, optax.adam(lambda t: cosine(1e-3)(t // 2 * 2)), "only every 2 steps", scheduler=COSINE),
-    planted("schedule", adamw, same_adamw(lambda t: cosine(1e-3)(t // 4)), "advances only every 4", scheduler=COSINE),
-    planted(
-        "schedule", momentum, optax.sgd(lambda t: cosine(0.1)(t % 3), 0.9), "again every 3 steps", scheduler=COSINE
-    ),
-    planted(
-        "schedule",
-        adam,
-        optax.adam(lambda t: 2e-4 + 0.8 * cosine(1e-3)(t)),
-        "falls to 0.0002, the reference's to 0",
-        scheduler=COSINE,
-    ),
-    planted("warmup_start", adam, optax.adam(rising(1e-3, 0.0, 4)), "at 0, the reference's at 0.00025", scheduler=WARM),
-    planted("warmup_start", momentum, optax.sgd(rising(0.1, 0.005, 4), 0.9), "starts at 0.005, the", scheduler=WARM),
-    planted("warmup_start", momentum, optax.sgd(rising(0.1, 0.025, 5), 0.9), "ends a step later than", scheduler=WARM),
-    planted("warmup_start", sgd, optax.sgd(rising(0.1, 0.025, 8)), "takes 8 steps, the reference's 4", scheduler=WARM),
-    planted(
-        "warmup_start", adam, optax.adam(peaked(1e-3, 5, 0.1)), "takes 5 steps, the reference's 2", scheduler=PEAKED
-    ),
-    planted("lr_off_by_one", sgd, optax.sgd(optax.piecewise_constant_schedule(0.1, {3: 0.1})), scheduler=MILESTONE),
     planted("rate_rounded", partial(NAdam, lr=1e-3), nadam(1e-3), "torch keeps mu_product of its state in float32"),
     planted(
         "rate_rounded",
         partial(ASGD, lr=0.1, lambd=0.01),
         asgd(0.1, 0.01),
         "keeps eta and mu of its state in float32",
-    ),
-    planted(
-        "warmup_start", momentum, optax.sgd(wave(0.1, 12), 0.9), "12 steps, the reference's 11", scheduler=ONE_CYCLE
-    ),
-    planted(
-        "schedule", adam, optax.adam(peaked(1e-3, 2, 0.0)), "falls to 0, the reference's to 0.0001", scheduler=PEAKED
-    ),
-    planted("schedule", adam, optax.adam(lambda t: 1e-3 * (1 - 0.05 * t) ** 2), "to the power 2", scheduler=LINE),
-    planted("schedule", adam, optax.adam(lambda t: 1e-3 * 0.8 ** (t // 3)), "every 3 steps, the", scheduler=STAIRS),
-    planted(
-        "schedule", adam, optax.adam(lambda t: 1e-3 * 0.5 ** (t // 2)), "factor 0.5 every 2 steps", scheduler=STAIRS
-    ),
-    planted(
-        "schedule",
-        momentum,
-        optax.sgd(lambda t: 0.1 * 0.95**t, 0.9),
-        "factor 0.95 at each step, the reference's by 0.9",
-        scheduler=partial(ExponentialLR, gamma=0.9),
-    ),
-    planted("schedule", adam, decaying(alpha=0.6), "falls to 0.0006, the reference's to 0.0005", scheduler=HALF),
-    planted("schedule", adam, decaying(alpha=4e-4), "falls to 4e-7, the reference's to 0.0005", scheduler=HALF),
-    planted(
-        "schedule",
-        adam,
-        optax.adam(lambda t: 1e-3 * (0.4 + 0.6 * 0.9**t)),
-        "falls 0.6 times as far from its peak as the reference's",
-        scheduler=partial(ExponentialLR, gamma=0.9),
-    ),
-    planted("schedule", momentum, optax.sgd(0.1, 0.9), "stays at 0.1, the reference's changes", scheduler=COSINE),
-    planted("schedule", momentum, optax.sgd(0.04, 0.9), "stays at 0.04, the reference's changes", scheduler=COSINE),
-    planted("warmup_start", adam, optax.adam(1e-3), "no warm-up, the reference's starts at 0.00025", scheduler=WARM),
-    planted(
-        "warmup_start",
-        momentum,
-        optax.sgd(lambda count: 0.1 * count / 100, 0.9),
-        "starts at 0, rising by 0.001 a step, the reference's at 0.01, rising by 0.0009 a step",
-        scheduler=partial(LinearLR, start_factor=0.1, total_iters=100),
-    ),
-    # In a geometric schedule, one step ahead is a factor.
-    planted(
-        "lr_off_by_one | lr_scaled",
-        adam,
-        optax.adam(lambda c: 1e-3 * 0.9 ** (c + 1)),
-        "one step ahead",
-        scheduler=partial(ExponentialLR, gamma=0.9),
-    ),
-    planted("scheduler_too_fast", adam, optax.adam(lambda c: cosine(1e-3)(4 * c)), "4 times per", scheduler=COSINE),
-    planted(
-        "scheduler_too_fast",
-        momentum,
-        optax.sgd(lambda c: 0.1 * 0.5**c, 0.9),
-        "3 times per step, the number of micro-batches",
-        scheduler=partial(StepLR, step_size=3, gamma=0.5),
     ),
     planted("resume_lost_state", adam, optax.adam(1e-3), "means of gradients, means of squares, count", restored_at=3),
     planted("resume_lost_state", adam, optax.adam(1e-3), "loses count", restored_at=3, restore=without_count),
@@ -421,22 +288,3 @@ NOT_IN_THE_CATALOGUE = {
     "rows in reverse": (adam, then(optax.adam(1e-3), lambda u: {"fc2.weight": u["fc2.weight"][::-1]})),
     "gradients a step late": (sgd, a_step_late(0.1)),
 }
-# Schedules that no edit of the reference's makes.
-STEPS_OF_TWO = partial(LambdaLR, lr_lambda=lambda t: 1 if t < 2 else 0.1 if t < 5 else 0.05)
-OTHER_SCHEDULES = [
-    planted(
-        "schedule",
-        adamw,
-        same_adamw(optax.piecewise_constant_schedule(1e-3, {3: 0.1, 5: 0.5})),
-        "0.001 at step 3, the reference's 0.0001; it differs at 1 of 6 steps",
-        scheduler=STEPS_OF_TWO,
-    ),
-    planted("schedule", adam, optax.adam(lambda t: 1e-3 / (1 + t) ** 0.7), "0.000615572 at step 2, the reference's"),
-    planted(
-        "schedule",
-        sgd,
-        optax.sgd(lambda c: 0.1 * jnp.minimum((c + 1) / 5, 1) ** 2),
-        "0.004 at step 1, the reference's 0.025; it differs at 4 of 6 steps",
-        scheduler=WARM,
-    ),
-]

@@ -15,12 +15,15 @@ from jaxddp.parity.catalogue import FAULTS, Known, TorchOptimizer
 from jaxddp.parity.catalogue.optimizer import FAULTS as OF_OPTIMIZER
 from tests.support.optimizer_ports import COMBINED, SINGLES, Planted
 from tests.support.optimizer_runs import matrices_decay, one_group, run, worst
+from tests.support.schedule_ports import SCHEDULES
 
 CLEAN = 3e-14  # of the stage's norm, as of correct ports
 CODED = {fault for fault, of in OF_OPTIMIZER.items() if of.fix_of is not None} - {"loss_scale"}  # fixed in the loss
 LEFT = {"resume_lost_state", "unused_parameters"}  # not faults of the optimizer, which stay
 KINDS = [
-    case for case in SINGLES + COMBINED if case.values[0].causes[0] & CODED and not case.values[0].causes[0] & LEFT
+    case
+    for case in SINGLES + SCHEDULES + COMBINED
+    if case.values[0].causes[0] & CODED and not case.values[0].causes[0] & LEFT
 ]
 MASK = "mask = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)"
 

@@ -22,18 +22,16 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
 )
 from tests.faults.recipes import is_matrix as matrices
 from tests.support.faulty_optax import Transformation
+from tests.support.faulty_schedules import COSINE, cosine
 from tests.support.optimizer_ports import (
     COMBINED,
-    COSINE,
     NOT_IN_THE_CATALOGUE,
-    OTHER_SCHEDULES,
     SINGLES,
     UNUSED,
     Planted,
     adagrad,
     adam,
     adamw,
-    cosine,
     coupled,
     decayed,
     momentum,
@@ -41,6 +39,7 @@ from tests.support.optimizer_ports import (
     same_adamw,
 )
 from tests.support.optimizer_runs import matrices_decay, run, worst
+from tests.support.schedule_ports import OTHER_SCHEDULES, SCHEDULES
 
 CLEAN = 3e-14  # of the stage's norm; measured: up to 6e-15 (Adam), 2e-16 (the others)
 TORCH = 1e-12  # torch shows an update only as a difference of weights; measured: up to 5e-14
@@ -51,7 +50,7 @@ def named(ruling: Ruling) -> set[frozenset[str]]:
 
 
 @pytest.mark.one_in(18, first=1)
-@pytest.mark.parametrize("case", SINGLES + COMBINED)
+@pytest.mark.parametrize("case", SINGLES + SCHEDULES + COMBINED)
 def test_a_planted_fault_is_named(case: Planted) -> None:
     ruling = explain_optimizer(case.evidence())
     assert named(ruling) == set(case.causes)
@@ -63,7 +62,7 @@ def test_a_planted_fault_is_named(case: Planted) -> None:
 
 
 @pytest.mark.one_in(6)
-@pytest.mark.parametrize("case", SINGLES[::7] + COMBINED[::7])
+@pytest.mark.parametrize("case", (SINGLES + SCHEDULES)[::7] + COMBINED[::7])
 def test_a_planted_fault_is_named_with_other_weights_and_gradients(case: Planted) -> None:
     assert named(explain_optimizer(case.evidence(seed=1))) == set(case.causes)
 
