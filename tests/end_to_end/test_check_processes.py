@@ -37,13 +37,9 @@ def of_one(tmp_path: Path, workers: Workers) -> Checked:
     return checker(tmp_path, workers, WORLD_SIZE)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param([], id="right"),
-        pytest.param([(MEAN, 'jax.lax.psum(local, "replica")')], id="sum", marks=pytest.mark.large),
-        pytest.param([(MEAN, "local")], id="no mean", marks=pytest.mark.large),
-    ],
+    "changes", [[], [(MEAN, 'jax.lax.psum(local, "replica")')], [(MEAN, "local")]], ids=["right", "sum", "no mean"]
 )
 def test_the_report_is_that_of_one_process(changes: list[Change], of_two: Checked, of_one: Checked) -> None:
     reports = [checked(more=step(*changes)) for checked in (of_two, of_one)]

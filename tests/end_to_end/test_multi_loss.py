@@ -128,7 +128,7 @@ STOPPED = (
 )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("changes", "name", "jax_line", "torch_line"),
     [

@@ -243,6 +243,7 @@ def test_a_signal_saves_a_checkpoint_though_nobody_reads_what_the_run_prints(tmp
     assert len(saved_steps(folder)) == 1
 
 
+@pytest.mark.large
 def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     with running("--output", str(tmp_path / "run"), program=("-c", SLOW_SAVES)) as process:
         process.send_signal(signal.SIGTERM)
