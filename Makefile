@@ -28,7 +28,8 @@ define in_two
 	trap 'kill $$first 2>/dev/null; rm -f $$said' EXIT; trap 'exit 130' INT TERM; \
 	$(BIN)/python -m pytest $1 $(OPTIONS) $(FIRST) >$$said 2>&1 & first=$$!; \
 	$(BIN)/python -m pytest $1 $(OPTIONS) $(FIRST:%=--ignore %); code=$$?; \
-	wait $$first; first_code=$$?; [ $$code -gt $$first_code ] && tail -n 1 $$said || cat $$said; \
+	wait $$first; first_code=$$?; \
+	if [ $$first_code -eq 0 ] && [ $$code -ne 0 ]; then tail -n 1 $$said; else cat $$said; fi; \
 	exit $$((code | first_code))
 endef
 

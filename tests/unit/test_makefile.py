@@ -35,3 +35,30 @@ def test_each_target_installs_what_it_needs(target: str, extras: str, last: str,
     wanted = ",".join(filter(None, ["cuda12" * gpu, extras]))
     assert re.findall(r'pip install .*-e "(.*)"', printed) == [f".[{wanted}]" if wanted else "."]
     assert last in printed[printed.rindex("pip install") :]
+
+
+@pytest.mark.parametrize(
+    ("codes", "printed"),
+    [
+        ((0, 0), "second whole|first starts|first ends"),
+        ((0, 1), "second whole|first ends"),
+        ((1, 0), "second whole|first starts|first ends"),
+        ((1, 2), "second whole|first starts|first ends"),
+    ],
+    ids=["none fails", "the second", "the first", "both"],
+)
+def test_of_the_two_processes_of_tests_the_one_that_fails_is_printed_last(
+    codes: tuple[int, int], printed: str, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *--ignore*) echo "second whole"; exit {codes[1]};; esac\n'
+        f'echo "first starts"; echo "first ends"; exit {codes[0]}\n'
+    )
+    python.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "-o", ".venv/installed-test", "test", f"BIN={tmp_path}", "ARGS="]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip().replace("\n", "|") == printed
+    assert (result.returncode != 0) == any(codes)

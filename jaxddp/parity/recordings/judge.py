@@ -63,7 +63,6 @@ class Judge:
     ):
         self._torch, self._jax, self._alignment, self._examples = torch_run, jax_run, alignment, examples
         self._epsilon = max(torch_run.epsilon, jax_run.epsilon)
-        self._highest = 0.0  # learning rate of torch so far
         numbers = sorted(torch_run.steps.keys() & jax_run.steps.keys())
         steps = [torch_run.steps[n] for n in numbers]
         kinked = steps[0].notes.get("kinked")
@@ -72,7 +71,7 @@ class Judge:
 
     def judge(self) -> RecordedJudgement:
         """Compare all stages but the update, which needs the reference's optimizer."""
-        judgement = self._judgement
+        judgement, highest = self._judgement, 0.0  # learning rate of torch so far
         for index, number in enumerate(judgement.numbers):
             torch, jax = self._torch.steps[number], self._jax.steps[number]
             share = 0.0
@@ -80,8 +79,8 @@ class Judge:
                 share = differing_share(self._examples[0][index], self._examples[1][index])
                 judgement.note("samples", index, {"examples": share}, 0.0, True)
             judgement.same_examples.append(share == 0)
-            self._highest = max(self._highest, float(torch.notes["groups"][0]["lr"]))
-            judgement.note("hyperparameters", index, _hyperparameters(torch, jax, self._highest), ALLOWED_RATE, True)
+            highest = max(highest, float(torch.notes["groups"][0]["lr"]))
+            judgement.note("hyperparameters", index, _hyperparameters(torch, jax, highest), ALLOWED_RATE, True)
             self._start_of(index, torch, jax)
             self._loss_of(index, torch, jax)
             if self._alignment is not None:
