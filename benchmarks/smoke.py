@@ -3,9 +3,11 @@
 import importlib.metadata
 import os
 
-# An older code generator of XLA, with fewer optimizations: it compiles in 40 to 70 % of the CPU time. Users have the
-# newer one. Level 0 is too low: XLA 0.10 then computes wrong gradients of convolutions.
-FAST_COMPILER = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1"
+# An older code generator of XLA, with fewer optimizations and without splitting a program into 32 parts that several
+# cores compile. Users have the newer one. Level 0 is too low: XLA 0.10 then computes wrong gradients of convolutions.
+FAST_COMPILER = (
+    "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
+)
 
 
 def compile_faster() -> None:
