@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -31,6 +31,7 @@ COUNTER = "num_batches_tracked"  # torch's BatchNorm counts its batches, jax's d
 T = TypeVar("T")
 
 LARGE_MODEL = 2**23  # elements
+HELD = 2**22  # elements of a model times the steps that are held in memory, with a few arrays of that size each
 
 _BETWEEN = "|"  # stage | tensor
 _FULL = ".full"  # ending of the folder with the large tensors of a record, a folder per stage
@@ -128,6 +129,15 @@ def shapes_of(tensors: Arrays) -> dict[str, tuple[int, ...]]:
     return {name: x.shape for name, x in tensors.items()}
 
 
+def steps_in_memory(shapes: Iterable[tuple[int, ...]]) -> int:
+    """Return for how many steps arrays of these shapes may be held in memory.
+
+    >>> steps_in_memory([(1000, 1000), (1000,)])
+    4
+    """
+    return HELD // max(1, sum(map(math.prod, shapes)))
+
+
 def is_large_model(start: Arrays) -> bool:
     """Return whether a model is so large that its two sides run one after the other, and free memory at once."""
     return sum(math.prod(shape) for shape in shapes_of(start).values()) > LARGE_MODEL
@@ -139,14 +149,16 @@ class Lazy(Sequence[T]):
     Args:
         count: returns the current length.
         make: index from 0 -> item.
+        keep: number of items, from the first, that are held in memory once they are made.
 
     >>> squares = Lazy(lambda: 3, lambda index: index**2)
     >>> squares[-1], squares[1:], list(squares)
     (4, [1, 4], [0, 1, 4])
     """
 
-    def __init__(self, count: Callable[[], int], make: Callable[[int], T]):
-        self._count, self._make = count, make
+    def __init__(self, count: Callable[[], int], make: Callable[[int], T], keep: int = 0):
+        self._count, self._make, self._keep = count, make, keep
+        self._kept: dict[int, T] = {}
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -155,10 +167,17 @@ class Lazy(Sequence[T]):
     def __getitem__(self, index: int | slice) -> T | list[T]:
         count = self._count()
         if isinstance(index, slice):
-            return [self._make(i) for i in range(*index.indices(count))]
+            return [self._item(i) for i in range(*index.indices(count))]
         if not -count <= index < count:
             raise IndexError(index)
-        return self._make(index % count)
+        return self._item(index % count)
+
+    def _item(self, index: int) -> T:
+        if index >= self._keep:
+            return self._make(index)
+        if index not in self._kept:
+            self._kept[index] = self._make(index)
+        return self._kept[index]
 
     def __len__(self) -> int:
         return self._count()

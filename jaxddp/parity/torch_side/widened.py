@@ -36,7 +36,7 @@ class InFloat64(TorchFunctionMode):
         if func in CASTS:
             self._see(CASTS[func])
             func = Tensor.double
-        wide = {key: self._wide(value) for key, value in (kwargs or {}).items()}
+        wide = {key: self._wide(value) for key, value in kwargs.items()} if kwargs else {}
         return func(*map(self._wide, args), **wide)
 
     def _wide(self, value: Any) -> Any:

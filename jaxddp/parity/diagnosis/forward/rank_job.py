@@ -25,7 +25,17 @@ from jaxddp.parity.diagnosis.threads import torch_threads
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of
 from jaxddp.parity.processes import Tell, free_at_once
-from jaxddp.parity.records import COUNTER, Lazy, Records, StoredRecord, Tensors, is_large_model, of_loss
+from jaxddp.parity.records import (
+    COUNTER,
+    Lazy,
+    Records,
+    StoredRecord,
+    Tensors,
+    is_large_model,
+    of_loss,
+    shapes_of,
+    steps_in_memory,
+)
 from jaxddp.parity.torch_side.made_lines import lines_of_layers, noted
 from jaxddp.parity.torch_side.rank import batch_sizes, rank_folder
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
@@ -148,16 +158,18 @@ def _explained(job: ForwardDiagnosis, record: StoredRecord) -> Tensors:
 
 
 def _steps(job: ForwardDiagnosis, side: TorchSide) -> Sequence[ModelStep]:
-    """Return the steps, each read from disk when it is asked for."""
+    """Return the steps, each read from disk when it is asked for, those of a small model once."""
     torch, jax = Records([rank_folder(job.torch_folder, 0)]), Records([job.jax_folder])
     of_ranks = [side.batches(rank, job.replicas) for rank in range(job.replicas)]
     batches = list(islice(zip(*of_ranks, strict=True), max(job.steps) + 1))
 
     reference, tied = Trajectory(job.start, torch), tied_names(side.model)
+    held = steps_in_memory(shapes_of(job.start).values())
 
     def state(step: int) -> Arrays:
         """Return parameters and buffers before a step."""
-        return under_all_names(reference.before(step), tied)
+        tensors = under_all_names(reference.before(step), tied)
+        return dict(tensors) if step < held else tensors
 
     def make(index: int) -> ModelStep:
         step = job.steps[index]
@@ -173,4 +185,4 @@ def _steps(job: ForwardDiagnosis, side: TorchSide) -> Sequence[ModelStep]:
             spread,
         )
 
-    return Lazy(lambda: len(job.steps), make)
+    return Lazy(lambda: len(job.steps), make, keep=held)

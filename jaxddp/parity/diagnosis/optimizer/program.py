@@ -1,5 +1,6 @@
 """A run of a stock torch optimizer as a program of its traced steps, with other numbers, branches or calls."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,6 +13,8 @@ from torch import Tensor
 from jaxddp.parity.compare.clipping import TORCH_CLIP_EPSILON, clip_factor
 from jaxddp.parity.diagnosis.optimizer.stock_step import StockStep
 from jaxddp.parity.diagnosis.optimizer.trace import State, Trace, TraceEdit
+
+SMALL = 4096  # elements of a tensor that takes its steps together with others
 
 _STEPS: dict[Any, StockStep] = {}
 
@@ -95,6 +98,15 @@ class OptimizerProgram:
             return np.zeros(len(self.names), int)
         _, first, number = np.unique(np.concatenate(differing), axis=1, return_index=True, return_inverse=True)
         return first[number.ravel()]
+
+    @cached_property
+    def together(self) -> list[list[int]]:
+        """Numbers of the tensors that take their steps as one tensor, since a call costs more than small ones do."""
+        groups: dict[int, list[int]] = {}
+        for tensor, shape in enumerate(self.shapes):
+            alone = not self.step.elementwise or math.prod(shape) > SMALL
+            groups.setdefault(-1 - tensor if alone else int(self.classes[tensor]), []).append(tensor)
+        return [*groups.values()]
 
     @cached_property
     def step(self) -> StockStep:

@@ -130,9 +130,10 @@ def survey(evidence: OptimizerEvidence, program: OptimizerProgram) -> Survey:
         norm = stage_norm(step.update)
         norms.append(norm)
         residuals.append({})
+        scale_of_step = norm or stage_norm(predicted)
         for name, update in predicted.items():
             difference = np.abs(update - step.update[name]).ravel()
-            residuals[-1][name] = relative(float(np.linalg.norm(difference)), norm, stage_norm(predicted))
+            residuals[-1][name] = relative(float(np.linalg.norm(difference)), scale_of_step)
             np.maximum(furthest[name], difference / (norm or 1.0), out=furthest[name])
     quota = max(AT_LEAST, ELEMENTS // len(furthest))
     scale = np.where(np.array(norms) > 0, norms, max(norms) or 1.0)

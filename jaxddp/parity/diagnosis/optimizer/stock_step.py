@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -86,11 +86,14 @@ def _bound(op: Op | Read | Guard) -> Callable[[Values], None]:
 
 
 def _call(op: Op) -> Callable[[Values], None]:
-    function, result, gives = op.function, op.result, op.name != "__setitem__"
-    args, kwargs = [_getter(x) for x in op.args], {name: _getter(x) for name, x in op.kwargs.items()}
+    result, gives = op.result, op.name != "__setitem__"
+    constants = {name: x for name, x in op.kwargs.items() if not isinstance(x, Ref | Number | list | tuple)}
+    kwargs = {name: _getter(x) for name, x in op.kwargs.items() if name not in constants}
+    args, function = [_getter(x) for x in op.args], partial(op.function, **constants)
 
     def call(values: Values) -> None:
-        made = function(*[of(values) for of in args], **{name: of(values) for name, of in kwargs.items()})
+        given = {name: of(values) for name, of in kwargs.items()} if kwargs else {}
+        made = function(*[of(values) for of in args], **given)
         if gives:
             values[result] = made
 

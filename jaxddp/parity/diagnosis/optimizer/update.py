@@ -20,7 +20,7 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
 )
 from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
 from jaxddp.parity.findings import Problem
-from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, stage_norm
+from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, stage_norm, steps_in_memory
 
 LARGEST_ROUNDING = 1e-9  # of an update; coarser ones cannot support a name
 CLOSE = 1e-9  # relative; of norms
@@ -135,21 +135,22 @@ def explain_update(evidence: Evidence) -> Ruling:
     same as a larger learning rate.
     """
     scheduled = len(set(evidence.summary.rates)) > 1
+    given = _optimizer_evidence(evidence)
     # A single fault at rates in float32 is plainer than two at exact ones, and faster to find.
     for deep in (False, True) if scheduled else (True,):
-        ruling = _explain(evidence, 0.0, deep)
+        ruling = _explain(evidence, given, 0.0, deep)
         if ruling.named or not scheduled:
             return ruling
-        with_float32 = _explain(evidence, NEAR, deep)
+        with_float32 = _explain(evidence, given, NEAR, deep)
         if with_float32.named:
             return with_float32
     return ruling
 
 
-def _explain(evidence: Evidence, near: float, deep: bool) -> Ruling:
+def _explain(evidence: Evidence, given: OptimizerEvidence, near: float, deep: bool) -> Ruling:
     rounding = max(evidence.judgement.update_rounding, default=0.0)
     floor = FLOOR + min(rounding, LARGEST_ROUNDING)
-    ruling = explain_optimizer(_optimizer_evidence(evidence), floor, near, deep)
+    ruling = explain_optimizer(given, floor, near, deep)
     unseen = [*_reductions(evidence)]
     singles = [Hypothesis((way.fault,), way.says, _residual(evidence, way)) for way in unseen]
     nearest = [ruling.runner_up] if ruling.runner_up else []
@@ -190,9 +191,11 @@ def _with_optimizer(evidence: Evidence, way: Unseen, floor: float, near: float) 
 
 def _optimizer_evidence(evidence: Evidence, way: Unseen | None = None) -> OptimizerEvidence:
     way = way or Unseen()
+    count = min(len(evidence.torch), len(evidence.jax))
+    held = steps_in_memory(evidence.judgement.shapes.values())
     return OptimizerEvidence(
         evidence.summary.optimizer,
-        Lazy(lambda: min(len(evidence.torch), len(evidence.jax)), lambda index: _optimizer_step(evidence, index, way)),
+        Lazy(lambda: count, lambda index: _optimizer_step(evidence, index, way), keep=held),
         evidence.summary.rates,
         evidence.case.world_size,
         evidence.facts.accumulation_steps,

@@ -231,7 +231,7 @@ def _confirmed(
     fewest = min((len(hypothesis.faults) for hypothesis in named), default=len(trials))
     others = [trial for trial in trials if trial.residual > floor and len(trial.edits) <= fewest]
     others.sort(key=lambda trial: trial.residual)
-    bar = SEPARATION * max((hypothesis.residual for hypothesis in named), default=0.0)
+    bar = SEPARATION * max((one.residual for one in named if one.residual <= floor), default=0.0)
     plain = next((trial for trial in others if trial.plain), None) if named else None  # the next best
     near = [trial for place, trial in enumerate(others) if place == 0 or trial is plain or trial.residual < bar]
     return named + _hypotheses(near, reference, evidence)

@@ -1,12 +1,14 @@
 """Gradients and updates of an optimizer, and the reference's program for them."""
 
 import inspect
+import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from jaxddp.parity.compare.rates import shares_of_float32
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
@@ -189,7 +191,7 @@ class Replayed(NamedTuple):
     Attributes:
         step: the step.
         update: the program's update.
-        states: tensor -> its optimizer state after the step.
+        states: tensor -> its optimizer state after the step, if the step shows the port's.
     """
 
     step: OptimizerStep
@@ -204,20 +206,42 @@ def replay(program: OptimizerProgram, evidence: OptimizerEvidence) -> Iterator[R
 
 def side_by_side(programs: Sequence[OptimizerProgram], evidence: OptimizerEvidence) -> Iterator[list[Replayed]]:
     """Yield, for each step, the result of `replay` for each program; each step is read once."""
-    states: list[dict[str, State]] = [{} for _ in programs]
+    states: list[dict[int, State]] = [{} for _ in programs]
     for index in range(len(evidence.steps)):
         step = evidence.steps[index]
         yield [_advanced(program, index, step, own) for program, own in zip(programs, states, strict=True)]
 
 
-def _advanced(program: OptimizerProgram, index: int, step: OptimizerStep, states: dict[str, State]) -> Replayed:
-    """Take the program's step from these states, which it replaces."""
-    update = {}
-    for number, name in enumerate(program.names):
-        given = (torch.from_numpy(np.asarray(x, np.float64)) for x in (step.params[name], step.gradient(name)))
-        moved, states[name] = program.advance(number, index, states.get(name), *given)
-        update[name] = moved.numpy()
-    return Replayed(step, update, {name: dict(state) for name, state in states.items()})
+def _advanced(program: OptimizerProgram, index: int, step: OptimizerStep, states: dict[int, State]) -> Replayed:
+    """Take the program's step from these states of the first tensors of `program.together`, which it replaces."""
+    update: dict[str, np.ndarray] = {}
+    of_tensors: dict[str, State] = {}
+    for group in program.together:
+        names = [program.names[tensor] for tensor in group]
+        shapes = [program.shapes[tensor] for tensor in group]
+        given = _joined([step.params[name] for name in names]), _joined([step.gradient(name) for name in names])
+        moved, state = program.advance(group[0], index, states.get(group[0]), *given)
+        states[group[0]] = state
+        update |= zip(names, (part.numpy() for part in _parts(moved, shapes)), strict=True)
+        if step.state:
+            are_joined = {key: np.shape(x) == moved.shape for key, x in state.items()}
+            each = {key: _parts(x, shapes) if are_joined[key] else [x] * len(names) for key, x in state.items()}
+            of_tensors |= {name: {key: of[k] for key, of in each.items()} for k, name in enumerate(names)}
+    return Replayed(step, {name: update[name] for name in program.names}, of_tensors)
+
+
+def _joined(tensors: Sequence[np.ndarray]) -> Tensor:
+    """Return one tensor, or all elements of several."""
+    only = tensors[0] if len(tensors) == 1 else np.concatenate([x.ravel() for x in tensors])
+    return torch.from_numpy(np.asarray(only, np.float64))
+
+
+def _parts(joined: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Return the tensors of a joined one."""
+    if len(shapes) == 1:
+        return [joined]
+    pieces = joined.split([math.prod(shape) for shape in shapes])
+    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def with_rates_of_float32(
@@ -251,9 +275,10 @@ def contradiction(replayed: Replayed, program: OptimizerProgram) -> float:
         states = {name: _of_part(replayed.states.get(name, {}), part) for name in observed}
         predicted = {name: state.numpy() for name, state in states.items() if state is not None}
         shown = {name: observed[name] for name in predicted}
-        units = _units(program) if part == "trace" else (1.0,)
-        apart = (residuals(shown, {name: unit * value for name, value in predicted.items()}) for unit in units)
-        worst = max(worst, min((max(of_unit.values(), default=0.0) for of_unit in apart), default=0.0))
+        apart = [residuals(shown, predicted)]
+        for unit in _units(program) if part == "trace" else ():
+            apart.append(residuals(shown, {name: unit * value for name, value in predicted.items()}))
+        worst = max(worst, min(max(of_unit.values(), default=0.0) for of_unit in apart))
     return worst
 
 
@@ -265,7 +290,7 @@ def _of_part(state: State, part: str) -> Any:
 def _units(program: OptimizerProgram) -> tuple[float, ...]:
     """Return the factors that a momentum buffer may have: updates are summed with their sign, and with a fixed rate."""
     rates = np.unique(program.lr)
-    return (1.0, -1.0, *((rates[0], -rates[0]) if len(rates) == 1 else ()))
+    return (-1.0, *((rates[0], -rates[0]) if len(rates) == 1 else ()))
 
 
 def residuals(observed: Tensors, predicted: Tensors) -> dict[str, float]:
@@ -274,5 +299,5 @@ def residuals(observed: Tensors, predicted: Tensors) -> dict[str, float]:
     >>> residuals({"w": np.array([3.0]), "b": np.array([4.0])}, {"w": np.array([3.0]), "b": np.array([4.5])})
     {'w': 0.0, 'b': 0.1}
     """
-    scales = stage_norm(observed), stage_norm(predicted)
-    return {name: relative(float(np.linalg.norm(predicted[name] - observed[name])), *scales) for name in observed}
+    scale = stage_norm(observed) or stage_norm(predicted)
+    return {name: relative(float(np.linalg.norm(predicted[name] - observed[name])), scale) for name in observed}
