@@ -153,12 +153,12 @@ class StockStep:
     Args:
         kind: name of the class in `torch.optim`.
         options, flags: see `trace_step`.
-
     """
 
     def __init__(self, kind: str, options: Names, flags: Mapping[str, Any]):
         self._kind, self._flags = kind, flags
         self._traces: dict[Any, list[Trace]] = {}
+        self._firsts: dict[tuple[tuple[str, float], ...], Trace] = {}
         self._functions: dict[Any, Any] = {}
         self._options = options
 
@@ -176,8 +176,10 @@ class StockStep:
 
     def first(self, options: Names) -> Trace:
         """Return the calls of the first step on a small matrix."""
-        small = torch.full((2, 2), 0.5, dtype=torch.float64)
-        return trace_step(self._kind, options, self._flags, small, small, {})
+        if (key := tuple(options.items())) not in self._firsts:
+            small = torch.full((2, 2), 0.5, dtype=torch.float64)
+            self._firsts[key] = trace_step(self._kind, options, self._flags, small, small, {})
+        return self._firsts[key]
 
     def step(
         self,
