@@ -154,6 +154,10 @@ class Lazy(Sequence[T]):
     >>> squares = Lazy(lambda: 3, lambda index: index**2)
     >>> squares[-1], squares[1:], list(squares)
     (4, [1, 4], [0, 1, 4])
+    >>> made = []
+    >>> numbers = Lazy(lambda: 3, lambda index: made.append(index) or index, keep=2)
+    >>> [*numbers, *numbers], made
+    ([0, 1, 2, 0, 1, 2], [0, 1, 2, 2])
     """
 
     def __init__(self, count: Callable[[], int], make: Callable[[int], T], keep: int = 0):

@@ -14,12 +14,14 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from jaxddp import optim
 from jaxddp.parity.diagnosis.decide import SEPARATION, Ruling
+from jaxddp.parity.diagnosis.optimizer import program
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
     FLOOR,
     OptimizerEvidence,
     explain_optimizer,
     reference_residuals,
 )
+from jaxddp.parity.diagnosis.optimizer.update_evidence import reference_program, replay, residuals
 from tests.faults.recipes import is_matrix as matrices
 from tests.support.faulty_optax import Transformation
 from tests.support.faulty_schedules import COSINE, cosine
@@ -121,6 +123,28 @@ def test_the_reference_program_computes_torchs_updates(
     torch_optimizer: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     assert worst(with_torchs_updates(run(torch_optimizer, optax.sgd(1.0), steps=15, **options))) <= TORCH
+
+
+@pytest.mark.parametrize(
+    ("torch_optimizer", "flax_optimizer"), [(adam, optax.adam(1e-3)), (momentum, optax.sgd(0.1, momentum=0.9))]
+)
+def test_small_tensors_take_their_steps_together_and_as_each_alone(
+    torch_optimizer: Callable[..., Any], flax_optimizer: Transformation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evidence = run(torch_optimizer, flax_optimizer, steps=5, groups=matrices_decay, unused=UNUSED)
+    one = reference_program(evidence)
+    assert one is not None and 1 < len(one.together) < len(one.names), "decayed, not decayed and unused ones"
+    together = [*replay(one, evidence)]
+    monkeypatch.setattr(program, "SMALL", 0)
+    other = reference_program(evidence)
+    assert other is not None and len(other.together) == len(other.names)
+    for joined, alone in zip(together, replay(other, evidence), strict=True):
+        assert [*joined.update] == [*alone.update]
+        assert alone.states and joined.states.keys() == alone.states.keys()
+        assert max(residuals(alone.update, joined.update).values()) <= CLEAN
+        for name, state in alone.states.items():
+            assert state.keys() == joined.states[name].keys()
+            assert all(torch.allclose(value, joined.states[name][key], rtol=CLEAN) for key, value in state.items())
 
 
 def with_torchs_updates(evidence: OptimizerEvidence) -> OptimizerEvidence:
