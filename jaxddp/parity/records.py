@@ -144,7 +144,7 @@ def is_large_model(start: Arrays) -> bool:
 
 
 class Lazy(Sequence[T]):
-    """A sequence whose items are made at each access, so that only one at a time is held in memory.
+    """A sequence whose items are made at each access, so that only one at a time, and those to keep, are in memory.
 
     Args:
         count: returns the current length.

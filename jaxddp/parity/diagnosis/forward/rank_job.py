@@ -164,7 +164,7 @@ def _steps(job: ForwardDiagnosis, side: TorchSide) -> Sequence[ModelStep]:
     batches = list(islice(zip(*of_ranks, strict=True), max(job.steps) + 1))
 
     reference, tied = Trajectory(job.start, torch), tied_names(side.model)
-    held = steps_in_memory(shapes_of(job.start).values())
+    held = steps_in_memory(shapes_of(job.start).values()) // job.replicas  # a step has gradients of every replica
 
     def state(step: int) -> Arrays:
         """Return parameters and buffers before a step."""
