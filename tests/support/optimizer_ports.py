@@ -13,6 +13,7 @@ from torch.optim import ASGD, SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 
 from jaxddp import optim
 from jaxddp.parity.catalogue import EDITS, FAULTS
+from jaxddp.parity.compare.clipping import Clipping
 from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerEvidence
 from tests.faults.planted_optimizer import reset_every
 from tests.faults.recipes import is_matrix as matrices
@@ -30,6 +31,8 @@ from tests.support.faulty_optax import (
 )
 from tests.support.faulty_schedules import COSINE, WARM, cosine, rising, shifted
 from tests.support.optimizer_runs import SHAPES, matrices_decay, run
+
+AT_NORM, BY_VALUE = Clipping(1.9), Clipping(largest=0.1)
 
 
 def clipped(max_norm: float, epsilon: float = 1e-6, times: float = 1.0) -> Transformation:
@@ -176,16 +179,39 @@ SINGLES = [
     ),
     planted("eps_value+betas", adam, optax.adam(1e-3, b2=0.98, eps=1e-6), "beta2 0.98"),
     planted(
-        "clip_norm", momentum, clipped(0.02), "clipped at norm 0.02, the reference clips at norm 0.01", max_norm=0.01
+        "clip_norm",
+        momentum,
+        clipped(0.02),
+        "clipped at norm 0.02, the reference clips at norm 0.01",
+        clipping=Clipping(0.01),
     ),
-    planted("clip_norm", momentum, clipped(2.0), "clipped at norm 2, the reference clips at norm 1.9", max_norm=1.9),
+    planted(
+        "clip_norm",
+        momentum,
+        clipped(2.0),
+        "clipped at norm 2, the reference clips at norm 1.9",
+        clipping=AT_NORM,
+    ),
     planted("clip_norm", momentum, clipped(0.5, 0.0), "clipped at norm 0.5, the reference does not clip"),
-    planted("clip_missing", momentum, optax.sgd(0.1, 0.9), max_norm=1.9),
-    planted("clip_epsilon", momentum, clipped(1.9, 0.0), max_norm=1.9),
-    planted("clip_norm_local", momentum, clipped(1.9, times=2.0), "by a norm times 2, with 4 replicas", max_norm=1.9),
+    planted("clip_missing", momentum, optax.sgd(0.1, 0.9), clipping=AT_NORM),
+    planted("clip_missing", momentum, optax.sgd(0.1, 0.9), "reference clips by value, at 0.1", clipping=BY_VALUE),
+    planted("clip_norm", momentum, clipped(0.5), "reference clips by value, at 0.1", clipping=BY_VALUE),
+    planted("clip_by_value", momentum, optax.chain(optax.clip(0.3), optax.sgd(0.1, 0.9)), "at 0.3", clipping=BY_VALUE),
+    planted("clip_epsilon", momentum, clipped(1.9, 0.0), clipping=AT_NORM),
+    planted(
+        "clip_norm_local",
+        momentum,
+        clipped(1.9, times=2.0),
+        "a norm times 2, the root of the number of",
+        clipping=AT_NORM,
+    ),
     planted("clip_by_value", momentum, optax.chain(optax.clip(0.1), optax.sgd(0.1, 0.9)), "at 0.1, the reference does"),
     planted(
-        "clip_by_value", adam, optax.chain(optax.clip(0.1), optax.adam(1e-3)), "reference clips at norm", max_norm=1.9
+        "clip_by_value",
+        adam,
+        optax.chain(optax.clip(0.1), optax.adam(1e-3)),
+        "reference clips at norm",
+        clipping=AT_NORM,
     ),
     planted("nesterov", decayed, l2(1e-3, optax.sgd(0.1, 0.9, nesterov=True)), "in the port only"),
     planted("nesterov", partial(momentum, nesterov=True), optax.sgd(0.1, 0.9), "in the reference only"),

@@ -9,7 +9,7 @@ import optax
 import torch
 from jax import numpy as jnp
 
-from jaxddp.parity.compare.clipping import clip_factor
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerEvidence, OptimizerStep, reference_residuals
 from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
 from jaxddp.parity.jax_side.side import optimizer_tensors
@@ -58,7 +58,7 @@ def run(
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     unused: Mapping[int, Iterable[str]] | None = None,
     silent: Collection[str] = (),
-    max_norm: float | None = None,
+    clipping: Clipping = NOT_CLIPPED,
     restored_at: int | None = None,
     restore: Callable[[FlaxOptimizer, Any, Any], Any] = fresh,
     world_size: int = 4,
@@ -78,7 +78,7 @@ def run(
         scheduler: torch's optimizer -> its schedule; None: constant.
         unused: step -> parameters without a gradient.
         silent: parameters whose gradient is 0.
-        max_norm: norm at which the reference clips its gradients; the port's optimizer is given unclipped ones.
+        clipping: how the reference clips its gradients; the port's optimizer is given unclipped ones.
         restored_at: number of steps after which the JAX side is saved and restored; None: never.
         restore: (optimizer, state, parameters) -> the restored state.
         world_size, accumulation_steps: of the run, for the diagnosis.
@@ -100,7 +100,7 @@ def run(
             before, weights = {n: p.detach().numpy().copy() for n, p in params.items()}, _to_jax(params)
             if step == restored_at:
                 state = restore(flax_optimizer, state, weights)
-            clipped = 1.0 if max_norm is None else float(clip_factor(stage_norm(gradients), max_norm))
+            clipped = float(clipping.factor(stage_norm(gradients)))
             given = {name: jnp.asarray(gradient) for name, gradient in gradients.items()}
             update, state = flax_optimizer.update(given, state, weights)
             gradients = {name: clipped * gradient for name, gradient in gradients.items()}
@@ -109,14 +109,15 @@ def run(
             taken.append(OptimizerStep(_groups(optimizer, names), before, gradients, absent, moved, shown, clipped))
             rates.append(optimizer.param_groups[0]["lr"])
             for name, parameter in params.items():
-                parameter.grad = None if name in absent else torch.from_numpy(gradients[name].copy())
+                given_torch = clipping.by_value(gradients[name])
+                parameter.grad = None if name in absent else torch.from_numpy(given_torch.copy())
             optimizer.step()
             schedule.step()
     for _ in range(STEPS_AHEAD):
         rates.append(optimizer.param_groups[0]["lr"])
         schedule.step()
     kind = type(optimizer).__name__
-    return OptimizerEvidence(kind, taken, rates, world_size, accumulation_steps, restored_at, max_norm)
+    return OptimizerEvidence(kind, taken, rates, world_size, accumulation_steps, restored_at, clipping)
 
 
 def worst(evidence: OptimizerEvidence) -> float:

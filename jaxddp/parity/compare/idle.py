@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxddp.errors import listed
-from jaxddp.parity.compare.clipping import clip_factor
+from jaxddp.parity.compare.clipping import Clipping
 from jaxddp.parity.records import Record, full_norm
 
 
@@ -25,7 +25,7 @@ def idle(records: Sequence[Record], clip_grad_norm: float | None) -> Iterator[st
         return
     if clip_grad_norm is not None:
         largest = max(full_norm(record, "gradients") for record in records)
-        if clip_factor(largest, clip_grad_norm) >= 1.0:
+        if Clipping(clip_grad_norm).factor(largest) >= 1.0:
             yield f"Clipping at {clip_grad_norm:g} was not tested: the largest norm of the gradients is {largest:.3g}."
     dead = set.intersection(*map(_of_zeros, records))
     if dead:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxddp.parity.case_interface import LOCAL_STAGES
-from jaxddp.parity.compare.clipping import clip
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.compare.rates import shares_of_float32
 from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.findings import ORDER, StageResult
@@ -177,12 +177,9 @@ def _stages(
     gradients = jax.get("gradients", mean)
     if "gradients" in jax:
         yield "gradients", _against(gradients, torch["gradients"]), _against(gradients, mean)
-    clips = facts.clip_grad_norm is not None or facts.clip_grad_value is not None
-    if shows_clipping(jax, facts) and (facts.custom_step or clips):
-        norm = full_norm(jax, "gradients") if "gradients" in jax else stage_norm(mean)
-        right = gradients if facts.clip_grad_norm is None else clip(gradients, facts.clip_grad_norm, norm=norm)
-        if (most := facts.clip_grad_value) is not None:
-            right = {name: np.clip(value, -most, most) for name, value in gradients.items()}
+    clipping = reference_clipping(facts)
+    if shows_clipping(jax, facts) and (facts.custom_step or clipping != NOT_CLIPPED):
+        right = clipping.clip(gradients, full_norm(jax, "gradients") if "gradients" in jax else stage_norm(mean))
         clipped = jax["clipped_gradients"]
         yield "clipped_gradients", _against(clipped, torch["clipped_gradients"]), _against(clipped, right)
     update = _against(jax["update"], {name: shares.get(name, 1.0) * x for name, x in torch["update"].items()})
@@ -218,6 +215,11 @@ def rate_in_float32(torch: StoredRecord, jax: Record, peak: float) -> dict[str, 
 def _rate_off(torch: StoredRecord, shares: Mapping[str, float], peak: float) -> float:
     groups = [group for group in torch.notes["groups"] if group["names"]]
     return max((relative(abs(shares[g["names"][0]] - 1) * g["lr"], peak) for g in groups), default=0.0)
+
+
+def reference_clipping(facts: Facts) -> Clipping:
+    """Return how the reference clips gradients."""
+    return Clipping(facts.clip_grad_norm, largest=facts.clip_grad_value)
 
 
 def shows_clipping(jax: Record, facts: Facts) -> bool:

@@ -7,7 +7,8 @@ from functools import partial
 import numpy as np
 
 from jaxddp.parity.case_interface import LOCAL_STAGES
-from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located
+from jaxddp.parity.compare.clipping import NOT_CLIPPED
+from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located, reference_clipping
 from jaxddp.parity.diagnosis.as_differences import CUT_SHORT, as_differences, joined
 from jaxddp.parity.diagnosis.cause_lines import (
     CLIPPED,
@@ -25,6 +26,7 @@ from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.first_layer import first_layer
 from jaxddp.parity.diagnosis.forward.rank_job import ForwardDiagnosis
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
+from jaxddp.parity.diagnosis.micro_batches import over_of
 from jaxddp.parity.diagnosis.multi_loss import differences_of_losses
 from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_update
 from jaxddp.parity.diagnosis.reduction.reduction_causes import SHOWN, ReductionRecipe, ReductionStep, explain_reduction
@@ -202,7 +204,8 @@ def _search_reduction(evidence: Evidence, workers: Workers, steps: tuple[int, ..
     facts = evidence.facts
     # The norm that clips is unknown where the records hold excerpts of the micro-batches' gradients.
     large = bool(evidence.jax[0]["norms"])
-    reference = ReductionRecipe(facts.loss_normalization, clip_norm=None if large else facts.clip_grad_norm)
+    clipping = NOT_CLIPPED if large else reference_clipping(facts)
+    reference = ReductionRecipe(over_of(facts.loss_normalization), clipping=clipping)
     micro = Records([scratch.path])
     of_steps = Lazy(lambda: len(steps), lambda i: _reduction_step(evidence, micro[i], evidence.jax[steps[i]]))
     return explain_reduction(of_steps, reference, evidence.summary.tied, evidence.summary.sizes)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxddp.parity.compare.clipping import clip_factor
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.compare.examples import examples_in_words
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
@@ -19,7 +19,6 @@ from jaxddp.parity.diagnosis.reduction.optimizer_gradients import explain_receiv
 from jaxddp.parity.diagnosis.reduction.reduction_causes import ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.recordings.aligned import Alignment, total_norm
-from jaxddp.parity.recordings.clipping_rule import Clipping
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import Numbers, sizes_of
 from jaxddp.parity.records import stage_norm
@@ -87,7 +86,7 @@ def of_updates(
         torch_run.world_size,
         int(torch[0].notes["micro_batches"]),
         None,
-        None if shown else clipping.norm,
+        NOT_CLIPPED if shown else clipping,
         rounding=rounding,
         sizes=sizes_of(torch[0], torch_run.world_size),
     )
@@ -103,11 +102,9 @@ def _optimizer_step(torch: RecordedStep, jax: RecordedStep, alignment: Alignment
     update, params = alignment.of_jax(jax["update"]), alignment.of_jax(jax["params"])
     stage = "clipped_gradients" if jax["clipped_gradients"] else "gradients"
     gradients, norm, share = alignment.of_jax(jax[stage]), total_norm(jax, stage), 1.0
-    if stage == "gradients" and clipping.norm is not None:
-        share = float(clip_factor(norm, clipping.norm))
+    if stage == "gradients":
+        share = float(clipping.factor(norm))
         gradients = {name: share * x for name, x in gradients.items()}
-    if stage == "gradients" and clipping.value is not None:
-        gradients = {name: np.clip(x, -clipping.value, clipping.value) for name, x in gradients.items()}
     names = [name for name in update if name in params]
     groups = [{**group, "names": [name for name in group["names"] if name in names]} for group in torch.notes["groups"]]
     given = torch["clipped_gradients"] or torch["gradients"]

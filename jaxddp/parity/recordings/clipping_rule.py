@@ -1,11 +1,10 @@
 """Find what a side does to its gradients between the all-reduce and its optimizer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from jaxddp.parity.compare.clipping import TORCH_CLIP_EPSILON
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, TORCH_EPSILON, Clipping
 from jaxddp.parity.recordings.aligned import total_norm
 from jaxddp.parity.recordings.run import RecordedStep
 
@@ -13,23 +12,8 @@ CLOSE = 1e-4  # relative; of float32 norms and ratios over a model; measured: up
 DIGITS = 4  # of a norm that somebody wrote
 
 
-@dataclass(frozen=True)
-class Clipping:
-    """A rule that explains the gradients of all recorded steps.
-
-    Attributes:
-        norm: largest norm; None: no clipping by norm shows.
-        value: largest absolute value; None: no clipping by value shows.
-        unknown: the gradients change by another rule.
-    """
-
-    norm: float | None = None
-    value: float | None = None
-    unknown: bool = False
-
-
-def clipping_of(steps: Sequence[RecordedStep]) -> Clipping:
-    """Find how a side that shows its gradients twice clips them."""
+def clipping_of(steps: Sequence[RecordedStep]) -> Clipping | None:
+    """Find how a side that shows its gradients twice clips them in all steps; None: they change by another rule."""
     norms, values = [], []
     for step in steps:
         before, after = step["gradients"], step["clipped_gradients"]
@@ -40,12 +24,12 @@ def clipping_of(steps: Sequence[RecordedStep]) -> Clipping:
             norms.append(total_norm(step, "clipped_gradients"))
         values.append(max(float(np.abs(x).max(initial=0.0)) for x in after.values()))
         if ratio is None and not _is_clamped(before, after, values[-1]):
-            return Clipping(unknown=True)
+            return None
     if norms and len(norms) == len(values) and np.ptp(norms) <= CLOSE * max(norms):
-        return Clipping(norm=_written(float(np.mean(norms))))
+        return Clipping(_written(float(np.mean(norms))))
     if values and np.ptp(values) <= CLOSE * max(values):
-        return Clipping(value=_written(float(np.mean(values))))
-    return Clipping(unknown=bool(values))
+        return Clipping(largest=_written(float(np.mean(values))))
+    return None if values else NOT_CLIPPED
 
 
 def _ratio(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> float | None:
@@ -68,4 +52,4 @@ def _written(value: float) -> float:
     (0.5, 0.123456789)
     """
     short = float(f"{value:.{DIGITS}g}")
-    return short if abs(short - value) <= CLOSE * value + TORCH_CLIP_EPSILON else value
+    return short if abs(short - value) <= CLOSE * value + TORCH_EPSILON else value

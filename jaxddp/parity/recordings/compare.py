@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxddp.errors import InputError, listed
 from jaxddp.parity.catalogue import TorchOptimizer
+from jaxddp.parity.compare.clipping import NOT_CLIPPED
 from jaxddp.parity.compare.judge import Located
 from jaxddp.parity.diagnosis.as_differences import causes_of, next_best
 from jaxddp.parity.diagnosis.decide import Ruling
@@ -17,7 +18,7 @@ from jaxddp.parity.findings import ORDER, Cause, Difference, Problem, StageResul
 from jaxddp.parity.port.rules import Names
 from jaxddp.parity.recordings import causes
 from jaxddp.parity.recordings.aligned import Alignment
-from jaxddp.parity.recordings.clipping_rule import Clipping, clipping_of
+from jaxddp.parity.recordings.clipping_rule import clipping_of
 from jaxddp.parity.recordings.judge import ALLOWED, MOST_APART, Judge, contiguous
 from jaxddp.parity.recordings.judgement import RecordedJudgement
 from jaxddp.parity.recordings.names import Twins, find_twins
@@ -226,18 +227,18 @@ class Comparison:
         numbers = [n for n in contiguous(judgement.numbers) if n in shown]
         if alignment is None or numbers != contiguous(numbers) or not numbers:
             return
-        hidden = self._clipping.unknown and not self._jax[0]["clipped_gradients"]
-        if hidden:
+        if self._clipping is None and not self._jax[0]["clipped_gradients"]:
             says = "torch changes its gradients before the optimizer by a rule that is not clipping by norm or value"
             self._problems.append(Problem("torch", "clipped_gradients", f"{says}; give clipped_grads to jax's step"))
             return
-        updates = causes.of_updates(self._torch_run, self._jax_run, alignment, numbers, self._clipping)
+        clipping = self._clipping or NOT_CLIPPED
+        updates = causes.of_updates(self._torch_run, self._jax_run, alignment, numbers, clipping)
         rates = [rate for number in numbers if (rate := _rate(self._jax_run.steps[number].notes)) is not None]
         has_rates = "hyperparameters" in judgement.first and len(rates) == len(numbers)
         if (
             updates.residuals and not updates.ruling.named and has_rates
         ):  # what else than the rates differs may have a name
-            others = causes.of_updates(self._torch_run, self._jax_run, alignment, numbers, self._clipping, rates)
+            others = causes.of_updates(self._torch_run, self._jax_run, alignment, numbers, clipping, rates)
             self._given_rates = bool(others.ruling.named) or not _differs(others)
             updates = others if self._given_rates else updates
         if updates.residuals is None:
@@ -283,7 +284,7 @@ class Comparison:
         """Return the stages that JAX's loop did not give."""
         wanted = ("gradients", "update", "optimizer_state")
         missing = [stage for stage in wanted if not any(step[stage] for step in self._jax)]
-        if self._clipping != Clipping() and not any(step["clipped_gradients"] for step in self._jax):
+        if self._clipping != NOT_CLIPPED and not any(step["clipped_gradients"] for step in self._jax):
             missing.append("clipped_gradients")
         return missing
 

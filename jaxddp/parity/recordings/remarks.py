@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from jaxddp.errors import listed
-from jaxddp.parity.recordings.clipping_rule import Clipping
+from jaxddp.parity.compare.clipping import Clipping
 from jaxddp.parity.recordings.judge import MOST_APART, contiguous
 from jaxddp.parity.recordings.judgement import RecordedJudgement
 from jaxddp.parity.recordings.names import Twins
@@ -12,7 +12,7 @@ from jaxddp.parity.report.words import STAGE_NAMES
 
 
 def remarks(
-    torch_run: Recording, jax_run: Recording, judgement: RecordedJudgement, twins: Twins, clipping: Clipping
+    torch_run: Recording, jax_run: Recording, judgement: RecordedJudgement, twins: Twins, clipping: Clipping | None
 ) -> Iterator[str]:
     """Yield the remarks on a comparison.
 
@@ -20,7 +20,7 @@ def remarks(
         torch_run, jax_run: the recordings.
         judgement: their comparison.
         twins: the pairing of their arrays.
-        clipping: how torch clips.
+        clipping: how torch clips; None: by another rule.
     """
     if torch_run.world_size != jax_run.world_size:
         sizes = f"torch ran on {torch_run.world_size} replicas and jax on {jax_run.world_size}"
@@ -42,8 +42,8 @@ def remarks(
             f"Of the {STAGE_NAMES[stage]}, step {located.step} differs by {located.residual:.1g} and most others are "
             "equal: so does rounding that tips a ReLU or the maximum of a pool over."
         )
-    if clipping.norm is not None:
-        yield f"Torch clips at norm {clipping.norm:g}, as its gradients show."
+    if clipping is not None and clipping.max_norm is not None:
+        yield f"Torch clips at norm {clipping.max_norm:g}, as its gradients show."
 
 
 def are_paired(judgement: RecordedJudgement) -> bool:

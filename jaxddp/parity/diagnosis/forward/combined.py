@@ -1,13 +1,4 @@
-"""Local losses and gradients, combined from micro-batches in the reference's way or in a mistaken one.
-
-With replicas r = 1..W, micro-batches a = 1..A, sums of losses s_ra, their gradients G_ra and counts n_ra,
-a replica's local loss and gradient are sum_a c_ra s_ra and sum_a c_ra G_ra, where c_ra is
-
-    over each micro-batch ("ddp")    1 / (A n_ra)
-    a sum over each micro-batch      1 / A
-    over each rank                   1 / sum_a n_ra
-    "global"                         W / sum_ra n_ra
-"""
+"""Local losses and gradients, combined from micro-batches in the reference's way or in a mistaken one."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +9,8 @@ import numpy as np
 from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.diagnosis.forward.fit import Item, Stages
 from jaxddp.parity.diagnosis.forward.replay import ReplicaResult
+from jaxddp.parity.diagnosis.micro_batches import MICRO_BATCH, other_means, over_of, weights
 
-OVER = {
-    "micro_batch": ("mean_per_micro_batch", "a mean over each micro-batch's elements"),
-    "rank": ("mean_per_rank", "a mean over each rank's elements"),
-    "global": ("global_mean", "one mean over the elements of all ranks"),
-}
 SUM = "a sum over the elements that count, the reference takes the mean"
 
 
@@ -34,7 +21,7 @@ class Combination(Item):
     Attributes:
         names: names of its faults; none for the reference's way.
         what: description of the faults.
-        over: range of the mean, a key of `OVER`; "": a sum over each micro-batch.
+        over: range of the mean, see `micro_batches.weights`.
         loss_times, gradient_times: factors.
         shared: the loss reported is the sum over the replicas.
         scaled: what a fitted factor applies to: "", "loss and gradients" or "gradients".
@@ -101,17 +88,15 @@ def combinations(
     >>> [combination.faults for combination in combinations("ddp", world_size=1, micro_batches=2)][-2:]
     [('loss_scale',), ('loss_scale',)]
     """
-    reference = "global" if loss_normalization == "global" else "micro_batch"
-    for over, (fault, what) in OVER.items():
-        if over == "micro_batch" and micro_batches == 1 and reference == "global":
-            continue  # a rank has one micro-batch: the same as "rank"
-        faults, says = ((), "") if over == reference else ((fault,), f"{what}, the reference has {OVER[reference][1]}")
+    reference = over_of(loss_normalization)
+    others = [((fault,), says, over) for over, fault, says in other_means(reference, world_size, micro_batches)]
+    for faults, says, over in (((), "", reference), *others):
         if faults:
             yield Combination(faults, says, over)
-        for name, factor, whats, shared, loss in _multiples(world_size, micro_batches if over == "micro_batch" else 1):
+        for name, factor, whats, shared, loss in _multiples(world_size, micro_batches if over == MICRO_BATCH else 1):
             joined = " and ".join(filter(None, (says, whats)))
             yield Combination((*faults, name), joined, over, loss, factor, shared)
-    if reference == "micro_batch":
+    if reference == MICRO_BATCH:
         yield Combination(("loss_scale",), SUM, "")
     for times in ("loss and gradients", "gradients"):
         known = tuple((sizes or {}).items())
@@ -134,7 +119,7 @@ def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[str, float
 
 def reference_combination(loss_normalization: str) -> Combination:
     """Return the reference's way."""
-    return Combination((), "", "global" if loss_normalization == "global" else "micro_batch")
+    return Combination((), "", over_of(loss_normalization))
 
 
 def counts_of(results: Sequence[ReplicaResult]) -> np.ndarray:
@@ -159,9 +144,9 @@ def combined(
         counts: of all replicas, (world_size, micro-batches).
     """
     with np.errstate(divide="ignore", invalid="ignore"):  # a replica without a label has the loss 0/0
-        weights = _weights(combination.over, counts)
+        shares = weights(combination.over, counts)
         pieces = {
-            rank: list(zip(weights[rank], one.pieces, strict=True)) for rank, one in zip(ranks, results, strict=True)
+            rank: list(zip(shares[rank], one.pieces, strict=True)) for rank, one in zip(ranks, results, strict=True)
         }
         losses = {rank: sum(weight * piece.loss for weight, piece in pieces[rank]) for rank in ranks}
         gradients = {
@@ -171,14 +156,3 @@ def combined(
     multiplied = {name: combination.gradient_times * gradient for name, gradient in gradients.items()}
     reported = [sum(losses.values()) if combination.shared else losses[rank] for rank in wanted]
     return {"local_loss": {"loss": combination.loss_times * np.array(reported)}, "local_gradients": multiplied}
-
-
-def _weights(over: str, counts: np.ndarray) -> np.ndarray:
-    """Return c_ra, see the module's docstring."""
-    if over == "micro_batch":
-        return 1 / (counts.shape[1] * counts)
-    if not over:
-        return np.full(counts.shape, 1 / counts.shape[1])
-    if over == "rank":
-        return np.broadcast_to(1 / counts.sum(1, keepdims=True), counts.shape)
-    return np.full(counts.shape, counts.shape[0] / counts.sum())

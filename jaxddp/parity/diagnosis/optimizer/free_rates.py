@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from jaxddp.parity.compare.clipping import NOT_CLIPPED
 from jaxddp.parity.compare.rates import share_of
 from jaxddp.parity.diagnosis.decide import Hypothesis
 from jaxddp.parity.diagnosis.optimizer.edit import number
@@ -23,7 +24,7 @@ def free_rates(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypoth
     """
     column = column_of(program)
     peak = float(column.max())
-    if evidence.max_norm is not None or len(evidence.steps) < 2 or peak <= 0:
+    if evidence.clipping != NOT_CLIPPED or len(evidence.steps) < 2 or peak <= 0:
         return None
     of_groups = program.rates[int(column.argmax())]
     highest = replace(program, rates=np.broadcast_to(of_groups, (len(column), len(of_groups))))

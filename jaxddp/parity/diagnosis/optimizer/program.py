@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jaxddp.parity.compare.clipping import TORCH_CLIP_EPSILON, clip_factor
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.diagnosis.optimizer.stock_step import StockStep
 from jaxddp.parity.diagnosis.optimizer.trace import State, Trace, TraceEdit
 
@@ -23,8 +23,8 @@ _STEPS: dict[Any, StockStep] = {}
 class OptimizerProgram:
     """An optimizer over S steps and T tensors.
 
-    The gradients g of a step are scaled and clipped first, g <- scale g and g <- g min(1, max_norm / (norm_scale |g| +
-    clip_epsilon)), or by value; then torch's own step makes the update of each tensor, with the numbers of that step.
+    The gradients of a step are scaled and clipped first; then torch's own step makes the update of each tensor, with
+    the numbers of that step.
 
     Attributes:
         kind: name of the class in `torch.optim`.
@@ -37,9 +37,9 @@ class OptimizerProgram:
         factor: factor of every learning rate, or of each tensor's, (T,).
         used: whether each tensor is updated, (S, T); the others and their state do not change.
         norms: |g| of all tensors together before scaling and clipping, (S,).
-        clipped: the reference's clipping, which the given gradients have had, as a factor, (S,).
-        scale, max_norm, norm_scale, clip_epsilon, largest: see above; `max_norm` None: no clipping by norm;
-            `largest` None: none by value.
+        clipped: the reference's clipping by norm, which the given gradients have had, as a factor, (S,).
+        clipping: how gradients are clipped.
+        scale: factor of the gradients before they are clipped.
         restored_at: number of steps after which the state is saved and restored; None: never.
         period: number of steps after which the state is lost, again and again; None: never.
         lost: keys of the state that the restore, or each period's end, loses.
@@ -58,12 +58,9 @@ class OptimizerProgram:
     used: np.ndarray
     norms: np.ndarray
     clipped: np.ndarray
+    clipping: Clipping = NOT_CLIPPED
     factor: float | np.ndarray = 1.0
     scale: float = 1.0
-    max_norm: float | None = None
-    norm_scale: float = 1.0
-    clip_epsilon: float = TORCH_CLIP_EPSILON
-    largest: float | None = None
     restored_at: int | None = None
     period: int | None = None
     lost: frozenset[str] = frozenset()
@@ -84,10 +81,7 @@ class OptimizerProgram:
     @cached_property
     def shares(self) -> np.ndarray:
         """Factor of the given gradients at each step, from scaling and clipping, (S,)."""
-        scaled = self.scale / self.clipped
-        if self.max_norm is None:
-            return scaled
-        return scaled * clip_factor(self.norm_scale * np.abs(self.scale) * self.norms, self.max_norm, self.clip_epsilon)
+        return self.scale / self.clipped * self.clipping.factor(np.abs(self.scale) * self.norms)
 
     @cached_property
     def classes(self) -> np.ndarray:
@@ -153,8 +147,7 @@ class OptimizerProgram:
             return torch.zeros_like(params), state
         if (share := float(self.shares[step])) != 1.0:
             gradients = share * gradients
-        if self.largest is not None:
-            gradients = gradients.clamp(-self.largest, self.largest)
+        gradients = self.clipping.by_value(gradients)
         return self.step.step(params, gradients, state, self._numbers(step, tensor), self.edits, self.more)
 
     def _restored(self, state: State, params: Tensor) -> State:
@@ -179,6 +172,10 @@ class OptimizerProgram:
     def moments(self) -> tuple[str, ...]:
         """Return the keys of the state without the count of steps."""
         return tuple(key for key in self.state_keys if key != "step")
+
+    def with_clipping(self, **fields: Any) -> "OptimizerProgram":
+        """Return the program with other fields of its clipping."""
+        return replace(self, clipping=replace(self.clipping, **fields))
 
     def with_options(self, **values: Any) -> "OptimizerProgram":
         """Return the program with other numbers, by name, each a number or broadcast to (S, T)."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.parity.compare.clipping import clip_factor
-from jaxddp.parity.compare.judge import Located, shows_clipping
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
+from jaxddp.parity.compare.judge import Located, reference_clipping, shows_clipping
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
@@ -19,6 +19,7 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
     reference_residuals,
 )
 from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
+from jaxddp.parity.diagnosis.reduction.faults import not_divided, wrong_means
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, stage_norm, steps_in_memory
 
@@ -32,13 +33,13 @@ class Unseen(NamedTuple):
 
     Attributes:
         fault: a name of `catalogue.FAULTS`; "": no fault.
-        says: description of the fault.
         times: factor of the gradients before they are clipped.
+        says: description of the fault.
     """
 
     fault: str = ""
-    says: str = ""
     times: float = 1.0
+    says: str = ""
 
 
 def differing_update(evidence: Evidence) -> tuple[Located | None, list[Problem]]:
@@ -70,8 +71,8 @@ def explain_one_of(evidence: Evidence, number: int) -> Ruling:
     """Name the fault in one optimizer of a `torch_step`, counted from 0."""
     steps = range(min(len(evidence.torch), len(evidence.jax)))
     groups = [_groups(evidence.torch[step], number) for step in steps]
-    max_norm = evidence.facts.clip_grad_norm if evidence.facts.clips_inside else None
-    if max_norm is not None and not all(_clips_alone(evidence.torch[k], groups[k], max_norm) for k in steps):
+    clipping = reference_clipping(evidence.facts) if evidence.facts.clips_inside else NOT_CLIPPED
+    if not all(_clips_alone(evidence.torch[k], groups[k], clipping) for k in steps):
         return Ruling((), None)  # it is clipped by a norm that other gradients enter
     one = OptimizerEvidence(
         groups[0][0][KIND],
@@ -80,7 +81,7 @@ def explain_one_of(evidence: Evidence, number: int) -> Ruling:
         evidence.case.world_size,
         evidence.facts.accumulation_steps,
         evidence.facts.restore_at,
-        max_norm,
+        clipping,
         highest=evidence.summary.highest,
         rounding=evidence.judgement.update_rounding,
         sizes=evidence.summary.sizes,
@@ -102,10 +103,12 @@ def _norms(record: StoredRecord, groups: list[dict[str, Any]]) -> tuple[float, f
     return norm("gradients"), norm("clipped_gradients")
 
 
-def _clips_alone(record: StoredRecord, groups: list[dict[str, Any]], max_norm: float) -> bool:
-    """Return whether torch clips one optimizer's gradients by their own norm."""
+def _clips_alone(record: StoredRecord, groups: list[dict[str, Any]], clipping: Clipping) -> bool:
+    """Return whether torch clips one optimizer's gradients by their own norm, if by any."""
+    if clipping.max_norm is None:
+        return True
     before, after = _norms(record, groups)
-    return math.isclose(after, before * float(clip_factor(before, max_norm)), rel_tol=CLOSE)
+    return math.isclose(after, before * float(clipping.factor(before)), rel_tol=CLOSE)
 
 
 def _restricted(evidence: Evidence, index: int, groups: list[dict[str, Any]]) -> OptimizerStep:
@@ -169,12 +172,8 @@ def _reductions(evidence: Evidence) -> Iterator[Unseen]:
     if not evidence.facts.custom_step or {"gradients", "clipped_gradients"} & set(evidence.jax[0]):
         return
     world_size, pieces = evidence.case.world_size, evidence.facts.accumulation_steps
-    if world_size > 1:
-        yield Unseen("sum_not_mean", f"gradients times {world_size}, the number of replicas: a sum", world_size)
-        yield Unseen("averaged_twice", f"gradients divided by {world_size} once too often", 1 / world_size)
-    if pieces > 1:
-        says = f"gradients times {pieces}, the number of micro-batches"
-        yield Unseen("accumulation_not_divided", says, pieces)
+    for way in (*(wrong_means(world_size) if world_size > 1 else ()), *([not_divided(pieces)] if pieces > 1 else ())):
+        yield Unseen(*way)
 
 
 def _residual(evidence: Evidence, way: Unseen) -> float:
@@ -200,15 +199,19 @@ def _optimizer_evidence(evidence: Evidence, way: Unseen | None = None) -> Optimi
         evidence.case.world_size,
         evidence.facts.accumulation_steps,
         evidence.facts.restore_at,
-        None if _shown(evidence) else evidence.facts.clip_grad_norm,
+        _hidden_clipping(evidence),
         evidence.summary.highest,
         evidence.judgement.update_rounding,
         evidence.summary.sizes,
     )
 
 
+def _hidden_clipping(evidence: Evidence) -> Clipping:
+    """Return how the reference clips, if the port does not show its clipped gradients."""
+    return NOT_CLIPPED if _shown(evidence) else reference_clipping(evidence.facts)
+
+
 def _shown(evidence: Evidence) -> bool:
-    """Return whether the port shows its clipped gradients."""
     return shows_clipping(evidence.jax[0], evidence.facts)
 
 
@@ -235,7 +238,7 @@ class _Given(NamedTuple):
 
 
 def _given(evidence: Evidence, of_torch: StoredRecord, of_jax: StoredRecord, way: Unseen) -> "_Given":
-    """Return the clipped gradients that jax's optimizer got."""
+    """Return the gradients that jax's optimizer got, clipped by norm."""
     facts = evidence.facts
     if _shown(evidence) or facts.multi_loss:
         shown = of_jax if facts.custom_step else of_torch
@@ -246,8 +249,6 @@ def _given(evidence: Evidence, of_torch: StoredRecord, of_jax: StoredRecord, way
     else:
         gradients = {name: value.mean(0) for name, value in of_jax["pure_local_gradients"].items()}
         norm = stage_norm(gradients)
-    share = 1.0
-    if facts.clip_grad_norm is not None:
-        share = float(clip_factor(way.times * norm, facts.clip_grad_norm))
+    share = float(reference_clipping(facts).factor(way.times * norm))
     factor = way.times * share
     return _Given({name: factor * value for name, value in gradients.items()}, factor * norm, share)

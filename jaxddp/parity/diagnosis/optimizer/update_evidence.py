@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.compare.rates import shares_of_float32
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.trace import IMPLEMENTATION, State
@@ -73,8 +74,8 @@ class OptimizerEvidence:
         restored_at: number of steps after which the JAX side was saved and restored; None: never.
         highest: largest learning rate that the schedule is known to reach after the run.
         rounding: relative rounding error of each step's update; (): none.
-        max_norm: largest norm of the reference's clipping; None: it does not clip, or clips before the first stage
-            that is given.
+        clipping: how the reference clips; by norm, the steps' gradients have been clipped already. NOT_CLIPPED: it does
+            not clip, or before the first stage that is given.
         sizes: sizes of the batch, in words.
     """
 
@@ -84,7 +85,7 @@ class OptimizerEvidence:
     world_size: int
     accumulation_steps: int
     restored_at: int | None
-    max_norm: float | None = None
+    clipping: Clipping = NOT_CLIPPED
     highest: float = 0.0
     rounding: Sequence[float] = ()
     sizes: Mapping[int, str] = field(default_factory=dict)
@@ -114,7 +115,7 @@ def reference_program(evidence: OptimizerEvidence) -> OptimizerProgram | None:
         used=np.stack([frame.used for frame in frames]),
         norms=np.array([frame.norm for frame in frames]),
         clipped=np.array([frame.clipped for frame in frames]),
-        max_norm=evidence.max_norm,
+        clipping=evidence.clipping,
         restored_at=evidence.restored_at,
     )
 

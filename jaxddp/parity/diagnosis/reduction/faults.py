@@ -4,14 +4,16 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
 
 from jaxddp.parity.compare.patterns import scaled
-from jaxddp.parity.diagnosis import clip_words
+from jaxddp.parity.diagnosis.micro_batches import MICRO_BATCH, other_means
 from jaxddp.parity.diagnosis.reduction.recipe import ReductionRecipe, ReductionStep
 from jaxddp.parity.diagnosis.reduction.wires import WIRES
+from jaxddp.parity.diagnosis.wrong_clipping import ClippingFault, at_norm, by_value, wrong_clipping
 from jaxddp.parity.records import stage_norm
 
 TINY = 1e-9  # relative
@@ -35,6 +37,20 @@ class ReductionEdit:
     change: Callable[[ReductionRecipe], ReductionRecipe]
 
 
+def wrong_means(world_size: int) -> list[tuple[str, float, str]]:
+    """Return fault, factor of the gradients, and description of mistakes in the mean over the replicas."""
+    return [
+        ("sum_not_mean", world_size, f"gradients times {world_size}, the number of replicas: a sum"),
+        ("averaged_twice", 1 / world_size, f"gradients divided by {world_size} once too often"),
+    ]
+
+
+def not_divided(micro_batches: int) -> tuple[str, float, str]:
+    """Return fault, factor of the gradients, and description of micro-batches that are added up."""
+    says = f"gradients times {micro_batches}, the number of micro-batches"
+    return "accumulation_not_divided", micro_batches, says
+
+
 def edits(
     reference: ReductionRecipe, world_size: int, pieces: int, tied: Sequence[str], sizes: Mapping[int, str]
 ) -> Iterator[ReductionEdit]:
@@ -52,26 +68,16 @@ def edits(
     for factor in (*others, *(1 / size for size in others)):
         yield _edit("local", "loss_scale", scaled("local gradients times", factor, sizes), local_factor=factor)
     yield from _reduction_edits(world_size)
-    if reference.clip_norm is not None:
-        yield from _clip_edits(reference.clip_norm, world_size, tied)
+    yield from _clip_edits(reference, world_size, tied)
 
 
 def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> Iterator[ReductionEdit]:
     """Yield mistakes in combining a replica's micro-batches."""
-    ranks_or_pieces = "of all ranks" if reference.loss_normalization == "global" else "of each micro-batch"
-    reference_has = f"the reference has a mean over the elements {ranks_or_pieces}"
-    if reference.loss_normalization != "ddp" and pieces > 1:
-        says = f"the loss is a mean over each micro-batch's elements, {reference_has}"
-        yield _edit("normalization", "mean_per_micro_batch", says, loss_normalization="ddp")
-    if reference.loss_normalization != "ddp" or pieces > 1:
-        says = f"the loss is a mean over each rank's elements, {reference_has}"
-        yield _edit("normalization", "mean_per_rank", says, loss_normalization="rank")
-    if reference.loss_normalization != "global" and world_size > 1:
-        says = f"the loss is one mean over the elements of all ranks, {reference_has}"
-        yield _edit("normalization", "global_mean", says, loss_normalization="global")
+    for over, fault, says in other_means(reference.over, world_size, pieces):
+        yield _edit("normalization", fault, says, over=over)
     if pieces > 1:
-        says = f"gradients times {pieces}, the number of micro-batches"
-        yield _edit("normalization", "accumulation_not_divided", says, loss_normalization="ddp", divide=False)
+        fault, _, says = not_divided(pieces)
+        yield _edit("normalization", fault, says, over=MICRO_BATCH, divide=False)
         for kept in (0, pieces - 1):
             which = "last" if kept else "first"
             for divide, shares in ((True, ""), (False, ", as if there were no others")):
@@ -103,17 +109,15 @@ def _reduction_edits(world_size: int) -> Iterator[ReductionEdit]:
         return
     n = world_size
     factors = [
-        ("sum_not_mean", n, f"times {n}, the number of replicas: a sum"),
-        ("check_vma", n, f"times {n}, the number of replicas: reduced once more"),
-        ("check_vma", n * n, f"times {n * n}, the square of the number of replicas"),
-        ("averaged_twice", 1 / n, f"divided by {n} once too often"),
+        *wrong_means(n),
+        ("check_vma", n, f"gradients times {n}, the number of replicas: reduced once more"),
+        ("check_vma", n * n, f"gradients times {n * n}, the square of the number of replicas"),
     ]
     for local in (k for k in range(2, n) if n % k == 0):
-        factors.append(
-            ("local_device_count", n / local, f"times {n // local}: divided by {local} and not by {n} replicas")
-        )
+        says = f"gradients times {n // local}: divided by {local} and not by {n} replicas"
+        factors.append(("local_device_count", n / local, says))
     for fault, factor, says in factors:
-        yield ReductionEdit("factor", fault, f"gradients {says}", times(factor))
+        yield ReductionEdit("factor", fault, says, times(factor))
     says = "every replica keeps its own gradient"
     yield _edit("reduction", "no_sync", says, synchronised=False)
     says = "every replica keeps its own gradient, the gradient of a pmean of the loss"
@@ -123,21 +127,15 @@ def _reduction_edits(world_size: int) -> Iterator[ReductionEdit]:
         yield _edit("wire", "compressed_all_reduce", says, wire=wire)
 
 
-def _clip_edits(norm: float, world_size: int, tied: Sequence[str]) -> Iterator[ReductionEdit]:
+def _clip_edits(reference: ReductionRecipe, world_size: int, tied: Sequence[str]) -> Iterator[ReductionEdit]:
     """Yield mistakes in clipping."""
-    yield _edit("epsilon", "clip_epsilon", clip_words.NO_EPSILON, clip_epsilon=0.0)
-    yield _edit("norm", "clip_missing", clip_words.not_clipped(norm), clip_norm=None)
+    yield from map(_clipping, wrong_clipping(reference.clipping, world_size))
+    if (norm := reference.clipping.max_norm) is None:
+        return
     yield _edit("norm", "clip_norm", f"each tensor is clipped by its own norm, at {norm:g}", clip_by="tensor")
     if world_size > 1:
         yield _edit("order", "clipped_before_mean", "each replica clips its own gradient", clip_first=True)
         yield _edit("norm", "clip_norm_local", "clipped by the norm of the local gradient", clip_by="own")
-        for power, what in (
-            (0.5, "the root of the number"),
-            (1.0, "the number"),
-            (-0.5, "one over the root of the number"),
-        ):
-            says = f"clipped by a norm times {world_size**power:.4g}, {what} of replicas"
-            yield _edit("norm", "clip_norm_local", says, clip_by=float(world_size**power))
     for name in tied:
         yield _edit("twice", "tied_weights", f"the norm counts {name} twice", twice=name)
 
@@ -152,15 +150,12 @@ def clip_values(reference: ReductionRecipe, steps: Sequence[ReductionStep]) -> I
         norm, clipped = (stage_norm({name: value[0] for name, value in of.items()}) for of in (before, after))
         if clipped >= norm * (1 - TINY):
             continue
-        for epsilon in (reference.clip_epsilon, 0.0):
+        right = reference.clipping
+        for epsilon in (right.epsilon, 0.0):
             largest = _rounded(clipped * (norm + epsilon) / norm)
-            if largest != reference.clip_norm:
-                of_epsilon = {"clip_epsilon": epsilon} if reference.clip_norm is None else {}
-                says = clip_words.at_norm(largest, reference.clip_norm)
-                yield _edit("norm", "clip_norm", says, clip_norm=largest, **of_epsilon)
-        value = _rounded(max(float(np.abs(tensor).max()) for tensor in after.values()))
-        says = clip_words.by_value(value, reference.clip_norm)
-        yield _edit("norm", "clip_by_value", says, clip_value=value)
+            if largest != right.max_norm:
+                yield _clipping(at_norm(largest, epsilon if right.max_norm is None else right.epsilon, right))
+        yield _clipping(by_value(_rounded(max(float(np.abs(tensor).max()) for tensor in after.values())), right))
         return
 
 
@@ -168,6 +163,11 @@ def _rounded(value: float) -> float:
     """Round a value to six digits if that changes only its last bits; else return it unchanged."""
     short = float(f"{value:.6g}")
     return short if abs(short - value) <= TINY * value else value
+
+
+def _clipping(wrong: ClippingFault) -> ReductionEdit:
+    kind = "epsilon" if wrong.fault == "clip_epsilon" else "norm"
+    return ReductionEdit(kind, wrong.fault, wrong.says, methodcaller("with_clipping", **wrong.fields))
 
 
 def _edit(kind: str, fault: str, says: str, **fields: Any) -> ReductionEdit:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.compare.residuals import norm
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
+from jaxddp.parity.diagnosis.reduction.faults import wrong_means
 from jaxddp.parity.diagnosis.reduction.reduction_causes import FLOOR
 from jaxddp.parity.records import Tensors, relative, stage_norm
 
@@ -37,10 +38,8 @@ def _sums(steps: Sequence[Received], sizes: Mapping[int, str]) -> Iterator[Hypot
 
 
 def _hypotheses(steps: Sequence[Received], world_size: int) -> Iterator[Hypothesis]:
-    says = f"gradients times {world_size}, the number of replicas: a sum"
-    yield _tried("sum_not_mean", says, steps, lambda jax, torch: jax - world_size * torch)
-    says = f"gradients divided by {world_size} once too often"
-    yield _tried("averaged_twice", says, steps, lambda jax, torch: jax - torch / world_size)
+    for fault, factor, says in wrong_means(world_size):
+        yield _tried(fault, says, steps, lambda jax, torch, factor=factor: jax - factor * torch)
     says = "gradients that are not averaged over the replicas"
     yield _tried("no_sync", says, steps, lambda jax, torch: jax.mean(0) - torch)
 

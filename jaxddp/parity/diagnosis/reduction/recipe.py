@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.compare.clipping import TORCH_CLIP_EPSILON, clip_factor
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
+from jaxddp.parity.diagnosis.micro_batches import MICRO_BATCH, weights
 from jaxddp.parity.diagnosis.reduction.wires import mean_of
 from jaxddp.parity.records import relative, stage_norm
 
@@ -35,7 +37,7 @@ class ReductionRecipe:
     """Reduction and clipping of a step's gradients; the defaults are torch DDP's.
 
     Attributes:
-        loss_normalization: "ddp", "global", or "rank": a mean over each rank's elements.
+        over: range of the loss's mean, see `micro_batches.weights`.
         divide: the micro-batches' means are divided by their number.
         stale: gradients are taken at the parameters of the step before.
         early: the only micro-batches that are averaged over the replicas; None: all are.
@@ -44,18 +46,16 @@ class ReductionRecipe:
         summed_at_once: every replica's local gradient is the sum of all, as with shard_map's check_vma.
         synchronised: gradients are averaged over the replicas.
         wire: dtype between the replicas, see `wires.WIRES`.
-        clip_norm: largest norm; None: no clipping.
-        clip_epsilon: added to the norm.
+        clipping: how gradients are clipped.
         clip_first: each replica clips its local gradients before they are averaged.
-        clip_by: norm that clips: "mean", of the reduced gradients; "own", of the replica's local gradients;
-            "tensor", of each tensor by itself; or a factor on the reduced gradients' norm.
-        clip_value: elements are clipped to -clip_value .. clip_value, and not by their norm; None: they are not.
+        clip_by: norm that clips: "mean", of the reduced gradients; "own", of the replica's local gradients; "tensor",
+            of each tensor by itself.
         twice: tensor that the norm counts twice.
         aliases: (tensor, tensor whose gradient it has).
         not_averaged: tensors of which every replica keeps its own gradient.
     """
 
-    loss_normalization: str = "ddp"
+    over: str = MICRO_BATCH
     divide: bool = True
     stale: bool = False
     early: frozenset[int] | None = None
@@ -65,11 +65,9 @@ class ReductionRecipe:
     summed_at_once: bool = False
     synchronised: bool = True
     wire: str = ""
-    clip_norm: float | None = None
-    clip_epsilon: float = TORCH_CLIP_EPSILON
+    clipping: Clipping = NOT_CLIPPED
     clip_first: bool = False
-    clip_by: str | float = "mean"
-    clip_value: float | None = None
+    clip_by: str = "mean"
     twice: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
     not_averaged: frozenset[str] = frozenset()
@@ -99,13 +97,8 @@ class ReductionRecipe:
 
     def _of_micro_batches(self, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Return each micro-batch's share of its replica's gradient, (W, A, ...)."""
-        replicas, pieces = counts.shape
-        per_micro = {
-            "ddp": counts * (pieces if self.divide else 1),
-            "rank": np.broadcast_to(counts.sum(1, keepdims=True), counts.shape),
-            "global": np.full(counts.shape, counts.sum() / replicas),
-        }[self.loss_normalization]
-        return sums / per_micro.reshape(replicas, pieces, *(1,) * (sums.ndim - 2))
+        factors = weights(self.over, counts) * (1 if self.divide else counts.shape[1])
+        return sums * factors.reshape(*counts.shape, *(1,) * (sums.ndim - 2))
 
     def _reduced(self, local: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         kept = self.not_averaged if self.synchronised else local.keys()
@@ -115,18 +108,16 @@ class ReductionRecipe:
         }
 
     def _clipped(self, gradients: dict[str, np.ndarray], local: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if self.clip_value is not None:
-            return {name: np.clip(value, -self.clip_value, self.clip_value) for name, value in gradients.items()}
-        if self.clip_norm is None:
-            return gradients
         if self.clip_by == "tensor":
             whole = replace(self, clip_by="mean")
             return {name: whole._clipped({name: value}, {})[name] for name, value in gradients.items()}
-        norms = _norms(local if self.clip_by == "own" else gradients, self.twice)
-        if isinstance(self.clip_by, float):
-            norms = norms * self.clip_by
-        share = clip_factor(norms, self.clip_norm, self.clip_epsilon)
-        return {name: value * share.reshape(-1, *(1,) * (value.ndim - 1)) for name, value in gradients.items()}
+        share = self.clipping.factor(_norms(local if self.clip_by == "own" else gradients, self.twice))
+        scaled = {name: value * share.reshape(-1, *(1,) * (value.ndim - 1)) for name, value in gradients.items()}
+        return {name: self.clipping.by_value(value) for name, value in scaled.items()}
+
+    def with_clipping(self, **fields: Any) -> "ReductionRecipe":
+        """Return the recipe with other fields of its clipping."""
+        return replace(self, clipping=replace(self.clipping, **fields))
 
 
 def residual_of(recipe: ReductionRecipe, step: ReductionStep) -> float:

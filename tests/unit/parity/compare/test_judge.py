@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxddp.parity.compare.clipping import clip
+from jaxddp.parity.compare.clipping import Clipping
 from jaxddp.parity.compare.judge import ALLOWED, Judgement, judge
 from jaxddp.parity.port import Facts
 
@@ -35,7 +35,7 @@ def reference(facts: Facts) -> list[Shown]:
     for step in range(STEPS):
         local = tensors(rng, RANKS)
         gradients = {name: value.mean(0) for name, value in local.items()}
-        clipped = gradients if facts.clip_grad_norm is None else clip(gradients, facts.clip_grad_norm)
+        clipped = Clipping(facts.clip_grad_norm).clip(gradients)
         record = Shown(
             samples={"x": np.arange(RANKS * 4, dtype="uint64").reshape(RANKS, 4) + step},
             local_loss={"loss": rng.normal(size=RANKS)},
@@ -106,7 +106,7 @@ def test_only_the_stage_that_differs_is_located(stage: str, tensor: str) -> None
 def test_summed_gradients_are_a_fault_of_the_reduction_only() -> None:
     def change(record: Shown, step: int) -> None:
         record["gradients"] = {name: 2 * value for name, value in record["gradients"].items()}
-        record["clipped_gradients"] = clip(record["gradients"], CLIP)
+        record["clipped_gradients"] = Clipping(CLIP).clip(record["gradients"])
 
     judgement = ruled(change)
     assert judgement.first.keys() == {"gradients"}
@@ -119,7 +119,7 @@ def test_the_mean_of_wrong_local_gradients_counts_as_right() -> None:
         local = record["local_gradients"]
         local["fc.weight"] = 1.001 * local["fc.weight"]
         record["gradients"] = {name: value.mean(0) for name, value in local.items()}
-        record["clipped_gradients"] = clip(record["gradients"], CLIP)
+        record["clipped_gradients"] = Clipping(CLIP).clip(record["gradients"])
 
     judgement = ruled(change)
     assert judgement.first.keys() == {"local_gradients"}
@@ -139,7 +139,7 @@ def test_replicas_with_other_examples_are_not_compared() -> None:
             for value in record["local_gradients"].values():
                 value[1] += 1
             record["gradients"] = {name: value.mean(0) for name, value in record["local_gradients"].items()}
-            record["clipped_gradients"] = clip(record["gradients"], CLIP)
+            record["clipped_gradients"] = Clipping(CLIP).clip(record["gradients"])
 
     judgement = ruled(change)
     assert judgement.first.keys() == {"samples"}

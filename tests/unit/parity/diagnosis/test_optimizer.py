@@ -13,6 +13,7 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR
 
 from jaxddp import optim
+from jaxddp.parity.compare.clipping import Clipping
 from jaxddp.parity.diagnosis.decide import SEPARATION, Ruling
 from jaxddp.parity.diagnosis.optimizer import program
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
@@ -160,7 +161,7 @@ def with_torchs_updates(evidence: OptimizerEvidence) -> OptimizerEvidence:
 def test_a_scale_of_which_any_multiple_fits_as_well_is_no_name() -> None:
     """Clipped gradients times a large number are clipped without the epsilon, and Adam does not see their scale."""
     port = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-3))
-    ruling = explain_optimizer(run(adam, port, max_norm=0.5, steps=3))
+    ruling = explain_optimizer(run(adam, port, clipping=Clipping(0.5), steps=3))
     assert named(ruling) == {frozenset({"clip_epsilon"})}
 
 

@@ -19,7 +19,7 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
     reference_residuals,
 )
 from jaxddp.parity.diagnosis.optimizer.update_evidence import reference_program, replay, residuals
-from tests.support.optimizer_ports import Planted, adam, adamw, decayed, momentum, planted, rmsprop
+from tests.support.optimizer_ports import AT_NORM, Planted, adam, adamw, decayed, momentum, planted, rmsprop
 from tests.support.optimizer_runs import run, worst
 
 EXPONENTIAL = partial(ExponentialLR, gamma=0.9)
@@ -45,7 +45,7 @@ FAULTY = [
     planted("scheduler_too_fast", adam, optax.adam(optax.exponential_decay(1e-3, 1, 0.9**3)), scheduler=EXPONENTIAL),
     planted("rmsprop_decay", rmsprop, optim.rmsprop(falling(1e-2), 0.9), scheduler=EXPONENTIAL),
     # Changes the update by less than the rounding of the rate does.
-    planted("clip_epsilon", adam, optax.chain(CLIPPING, optax.adam(cosine(1e-3))), scheduler=COSINE, max_norm=1.9),
+    planted("clip_epsilon", adam, optax.chain(CLIPPING, optax.adam(cosine(1e-3))), scheduler=COSINE, clipping=AT_NORM),
 ]
 RIGHT = [
     pytest.param(adam, optax.adam(cosine(1e-3)), COSINE, id="adam"),

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxddp.parity.compare.clipping import Clipping
 from jaxddp.parity.diagnosis.decide import SEPARATION
+from jaxddp.parity.diagnosis.micro_batches import ALL, MICRO_BATCH, RANK
 from jaxddp.parity.diagnosis.reduction.reduction_causes import (
     FLOOR,
     SHOWN,
@@ -18,6 +20,8 @@ from jaxddp.parity.diagnosis.reduction.reduction_causes import (
 
 RANKS, PIECES = 4, 3
 SHAPES = {"fc.weight": (3, 2), "fc.bias": (2,), "out.weight": (2, 3), "out.bias": (5,)}
+OVER = {"ddp": MICRO_BATCH, "rank": RANK, "global": ALL}
+CLIPPED = ReductionRecipe(clipping=Clipping(0.5))
 RIGHT = 2e-15  # of the stage's norm, left by the right name; measured: up to 2e-16
 
 Tensors = dict[str, np.ndarray]
@@ -186,7 +190,9 @@ def named(
     port: Step, *shown: str, normalization: str = "ddp", **options: list[str]
 ) -> tuple[set[frozenset[str]], float]:
     """Return the names in the ruling, and the residual that they leave."""
-    ruling = explain_reduction(active(steps_of(port, *shown)), ReductionRecipe(normalization, clip_norm=0.5), **options)
+    ruling = explain_reduction(
+        active(steps_of(port, *shown)), ReductionRecipe(OVER[normalization], clipping=Clipping(0.5)), **options
+    )
     left = max((hypothesis.residual for hypothesis in ruling.named), default=0.0)
     if ruling.named and ruling.runner_up is not None:
         assert ruling.runner_up.residual > max(SEPARATION * left, FLOOR)
@@ -196,7 +202,9 @@ def named(
 def test_the_reference_program_computes_the_step_in_loops() -> None:
     for port, normalization in ((Step(), "ddp"), (Global(), "global"), (MeanPerRank(), "rank")):
         for number, step in enumerate(steps_of(port)):
-            predicted = ReductionRecipe(normalization, clip_norm=1e3 if number == 1 else 0.5).predict(step)
+            predicted = ReductionRecipe(OVER[normalization], clipping=Clipping(1e3 if number == 1 else 0.5)).predict(
+                step
+            )
             for stage, tensors in step.shown.items():
                 for name, value in tensors.items():
                     np.testing.assert_allclose(predicted[stage][name], value, rtol=0, atol=1e-13)  # measured: 2e-15
@@ -240,7 +248,7 @@ def test_two_faults_at_once_are_both_named() -> None:
 
 def test_a_fault_that_is_not_in_the_catalogue_gets_no_name() -> None:
     port = faulty(reduced=lambda self, local: [scaled(total(local), 0.9 / RANKS)] * RANKS)
-    ruling = explain_reduction(active(steps_of(port())), ReductionRecipe(clip_norm=0.5))
+    ruling = explain_reduction(active(steps_of(port())), CLIPPED)
     assert not ruling.named
     assert ruling.runner_up is not None and ruling.runner_up.residual > 1e-3
 
@@ -248,12 +256,12 @@ def test_a_fault_that_is_not_in_the_catalogue_gets_no_name() -> None:
 def test_gradients_that_are_nan_get_no_name() -> None:
     steps = active(steps_of(Sum()))
     steps[0].shown["gradients"]["fc.bias"][0, 0] = np.nan
-    assert not explain_reduction(steps, ReductionRecipe(clip_norm=0.5)).named
+    assert not explain_reduction(steps, CLIPPED).named
 
 
 def test_a_fault_that_only_the_first_step_has_is_not_named() -> None:
     mixed = [steps_of(Sum())[0], steps_of(Step())[2]]
-    assert not explain_reduction(mixed, ReductionRecipe(clip_norm=0.5)).named
+    assert not explain_reduction(mixed, CLIPPED).named
 
 
 @pytest.mark.parametrize("early", [(0,), (1, 2)])
@@ -270,7 +278,7 @@ def test_the_micro_batches_that_are_averaged_early_are_listed(early: tuple[int, 
         stages["clipped_gradients"] = [self.clipped(gradients, {}) for gradients in stages["gradients"]]
         return stages
 
-    ruling = explain_reduction(active(steps_of(faulty(take=take)())), ReductionRecipe(clip_norm=0.5))
+    ruling = explain_reduction(active(steps_of(faulty(take=take)())), CLIPPED)
     assert {hypothesis.faults for hypothesis in ruling.named} == {("synchronised_early",)}
     which = ", ".join(str(piece + 1) for piece in early)
     assert f"of 3 micro-batches only {which} " in ruling.named[0].says
@@ -287,5 +295,5 @@ def test_with_one_replica_no_fault_of_the_reduction_is_named() -> None:
 
 def test_a_fault_is_named_with_other_gradients() -> None:
     for seed, port in itertools.product((1, 2), (Twice, MeanPerRank, NormOfRank)):
-        ruling = explain_reduction(active(steps_of(port(), seed=seed)), ReductionRecipe(clip_norm=0.5))
+        ruling = explain_reduction(active(steps_of(port(), seed=seed)), CLIPPED)
         assert len(ruling.named) == 1 and ruling.named[0].residual <= RIGHT

@@ -10,8 +10,9 @@ import pytest
 
 from jaxddp.errors import InputError
 from jaxddp.parity import compare_runs
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.recorder.batches import identified
-from jaxddp.parity.recordings.clipping_rule import Clipping, clipping_of
+from jaxddp.parity.recordings.clipping_rule import clipping_of
 from jaxddp.parity.recordings.names import read_names
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import numbered
@@ -130,10 +131,10 @@ def test_clipping_is_read_off_the_gradients() -> None:
     def by_value(of_step: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {name: np.clip(x, -0.3, 0.3) for name, x in of_step.items()}
 
-    assert clipping_of(steps(by_norm)) == Clipping(norm=0.5)
-    assert clipping_of(steps(by_value)) == Clipping(value=0.3)
-    assert clipping_of(steps(lambda of_step: {})) == Clipping()
-    assert clipping_of(steps(lambda of_step: {name: x**3 for name, x in of_step.items()})).unknown
+    assert clipping_of(steps(by_norm)) == Clipping(0.5)
+    assert clipping_of(steps(by_value)) == Clipping(largest=0.3)
+    assert clipping_of(steps(lambda of_step: {})) == NOT_CLIPPED
+    assert clipping_of(steps(lambda of_step: {name: x**3 for name, x in of_step.items()})) is None
 
 
 def test_a_table_of_names_is_read_and_not_executed(tmp_path: Path) -> None:
