@@ -129,7 +129,8 @@ def moments(x: np.ndarray) -> Moments:
     >>> moments(np.array([[1.0, -2.0], [np.inf, 3.0]]))
     Moments(size=4, finite=3, total=2.0, absolute=6.0, squares=14.0, least=-2.0, largest=3.0)
     """
-    values = np.asarray(x, dtype=np.float64).ravel()
+    with np.errstate(invalid="ignore"):  # memory that is not yet written, as of torch.empty, may hold signalling NaNs
+        values = np.asarray(x, dtype=np.float64).ravel()
     finite = values[np.abs(values) < LARGE]
     if not finite.size:
         return Moments(values.size, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
