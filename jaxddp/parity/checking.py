@@ -19,10 +19,11 @@ import numpy as np
 from jaxddp.errors import InputError, listed
 from jaxddp.parity.cases import Case, PortCase
 from jaxddp.parity.catalogue import EDITS
+from jaxddp.parity.compare.clipping import NOT_CLIPPED
 from jaxddp.parity.compare.finite import NotFinite, first_not_finite
 from jaxddp.parity.compare.free_running import drifts, free_running, grown_rounding
 from jaxddp.parity.compare.idle import idle
-from jaxddp.parity.compare.judge import shows_clipping
+from jaxddp.parity.compare.judge import reference_clipping, shows_clipping
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.diagnosis.cause_lines import START, with_function_lines
 from jaxddp.parity.diagnosis.differences import find_differences
@@ -165,7 +166,7 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
         differences, diff = with_patches(runs, evidence, searches, differences, _drifts_freely)
     if patch and searches.ended and differences:
         untried.append(PATCHES)
-    remarks = [*idle(evidence.torch, runs.facts.clip_grad_norm), *([] if differences else grown_rounding(free))]
+    remarks = [*idle(evidence.torch, reference_clipping(runs.facts)), *([] if differences else grown_rounding(free))]
     return Report(
         port=runs.case.name,
         world_size=runs.case.world_size,
@@ -252,7 +253,7 @@ def _unseen(runs: Runs) -> tuple[str, ...]:
         return ()
     first = runs.jax[0]
     hidden = ["gradients"] if "gradients" not in first else []
-    if runs.facts.clip_grad_norm is not None and not shows_clipping(first, runs.facts):
+    if reference_clipping(runs.facts) != NOT_CLIPPED and not shows_clipping(first, runs.facts):
         hidden.append("clipped_gradients")
     return tuple(hidden)
 

@@ -134,6 +134,11 @@ TANH = ("approximate=False", "approximate=True")
 SHOWS_MEAN_ONLY = ('("local_loss", "local_gradients", "gradients", "clipped_gradients")', '("gradients",)')
 SHOWS_NOTHING = ('("local_loss", "local_gradients", "gradients", "clipped_gradients")', "()")
 SUM = ("jax.lax.pmean", "jax.lax.psum")
+CLIPS_BY_VALUE = [
+    ("clip_grad_norm = 0.05", "clip_grad_value = most = 0.01"),
+    ("share = jax.numpy.minimum(1, clip_grad_norm / (optax.tree.norm(gradients) + 1e-6))", ""),
+    ("lambda g: g * share", "lambda g: g.clip(-most, most)"),
+]
 
 
 def loss_over_replicas(collective: str) -> Change:
@@ -199,6 +204,8 @@ RIGHT: dict[str, tuple[list[Change], str, set[str]]] = {
     "long warm-up": ([WARM_ADAMW], WARM, UNRESTRAINED | {"optimizer_state"}),
     "own step": ([ONE_PER_ELEMENT], step(), CLIPS),
     "own step, hidden": ([], step(SHOWS_NOTHING), UNRESTRAINED - {"gradients"}),
+    "own step, clipped by value": ([], step(*CLIPS_BY_VALUE), CLIPS),
+    "own step, clipped by value, hidden": ([], step(*CLIPS_BY_VALUE, SHOWS_NOTHING), UNRESTRAINED - {"gradients"}),
     "own step in the model's tree": ([MATRICES_DECAY], step(IN_OWN_TREE), CLIPS),
     "float32": (IN_FLOAT32, "", UNRESTRAINED),
     "with logits": (WITH_LOGITS, "", UNRESTRAINED),
@@ -223,11 +230,17 @@ def test_other_right_ports_are_equal_too(changes: list[Change], more: str, stage
 CLIPPED = "torch_clip_grad_norm = 0.05\n"
 GLOBAL = 'loss_normalization = "global"\n'
 DECAY = "weight decay 0.0001, the reference has 0.01"
+AT_VALUE = "clip_by_value", "clipped by value, at 0.02, the reference clips by value, at 0.01"
 # Changes, more of the port, stage and first step where it differs; the fault's name and what is said of it.
 WRONG = {
     "decay": ([WRONG_DECAY], "", "update", 1, "decay_value", DECAY),
     "rate": ([FALLING_ADAMW], FALLING, "update", 1, "decay_value", DECAY),
     "clipping": ([CLIPS_BY_ITSELF], CLIPPED, "update", 1, "clip_epsilon", "divides by the norm"),
+    "value": ([], step(*CLIPS_BY_VALUE, ("most = 0.01", "most = 0.01; most *= 2")), "clipped_gradients", 1, *AT_VALUE),
+    "value, hidden": (
+        *([], step(*CLIPS_BY_VALUE, SHOWS_NOTHING, ("most = 0.01", "most = 0.01; most *= 2"))),
+        *("update", 1, *AT_VALUE),
+    ),
     "no mean": ([], step(("jax.lax.pmean", "(lambda x, _: x)")), "gradients", 1, "no_sync", "keeps its own gradient"),
     "psum in the step": ([], step(SUM), "gradients", 1, "sum_not_mean", "times 2"),
     "sum, hidden": ([], step(SUM, SHOWS_MEAN_ONLY), "gradients", 1, "sum_not_mean", "times 2"),
@@ -262,6 +275,7 @@ LINES = {
     **dict.fromkeys(("pmean", "sum", "sum of tokens", "psum"), LOSSES),
     **dict.fromkeys(("psum in the step", "sum, hidden"), ("jax.lax.psum(", "")),
     **dict.fromkeys(("mean of means", "sum in the step", "no mean"), ("def flax_step(", "")),
+    **dict.fromkeys(("value", "value, hidden"), ("jax.lax.pmean(", "clip_grad_value = ")),
     "start": ("def flax_start(", ""),
     "attention": ("approximate=True", "F.gelu("),
     "running mean": ("self.bn = BatchNorm(", "self.bn = torch.nn.BatchNorm1d("),

@@ -89,8 +89,9 @@ FAULTS: dict[str, Fault] = {
         "reference does not clip, do not clip in the port",
     ),
     "clip_by_value": Fault(
-        "each element of the gradients is clipped by itself; the reference clips by the norm of all, or not at all",
-        "clip by the global norm, as the reference does: optax.stateless(lambda g, _: "
+        "each element of the gradients is clipped by itself; the reference clips by the norm of all, at another value, "
+        "or not at all",
+        "clip as the reference does: by its value, or by the global norm, optax.stateless(lambda g, _: "
         "jaxddp.optim.clip_by_global_norm(g, max_norm)[0]) in place of optax.clip; if it does not clip, do "
         "not clip in the port; or use torch.nn.utils.clip_grad_value_ in the reference",
     ),
@@ -101,9 +102,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "clip_missing": Fault(
         "gradients are not clipped where the reference clips them",
-        "set clip_grad_norm = max_norm in the port file, or put optax.stateless(lambda g, _: "
-        "jaxddp.optim.clip_by_global_norm(g, max_norm)[0]) before the optimizer; if the port clips already, give it "
-        "the reference's norm, of all gradients together, before the optimizer",
+        "set clip_grad_norm = max_norm, or clip_grad_value, in the port file, or put optax.stateless(lambda g, _: "
+        "jaxddp.optim.clip_by_global_norm(g, max_norm)[0]), or optax.clip(value), before the optimizer; if the port "
+        "clips already, give it the reference's value, or norm, of all gradients together, before the optimizer",
     ),
     "compressed_all_reduce": Fault(
         "gradients are rounded to 16 bits for the all-reduce",

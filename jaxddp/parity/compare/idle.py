@@ -9,24 +9,28 @@ from jaxddp.parity.compare.clipping import Clipping
 from jaxddp.parity.records import Record, full_norm
 
 
-def idle(records: Sequence[Record], clip_grad_norm: float | None) -> Iterator[str]:
+def idle(records: Sequence[Record], clipping: Clipping) -> Iterator[str]:
     """Yield a sentence on clipping that never acts, and one on tensors whose gradient is always 0.
 
     Args:
         records: the reference's steps.
-        clip_grad_norm: largest norm of the gradients; None: they are not clipped.
+        clipping: how the reference clips.
 
     >>> steps = [{"gradients": {"dead.weight": np.zeros(2), "head.weight": np.ones(1)}}]
-    >>> print(*idle(steps, 5.0), sep="\\n")
+    >>> print(*idle(steps, Clipping(5.0)), sep="\\n")
     Clipping at 5 was not tested: the largest norm of the gradients is 1.
     All gradients of dead.weight are 0, so their layers were not tested.
     """
     if not len(records):
         return
-    if clip_grad_norm is not None:
-        largest = max(full_norm(record, "gradients") for record in records)
-        if Clipping(clip_grad_norm).factor(largest) >= 1.0:
-            yield f"Clipping at {clip_grad_norm:g} was not tested: the largest norm of the gradients is {largest:.3g}."
+    if (most := clipping.max_norm) is not None:
+        norm = max(full_norm(record, "gradients") for record in records)
+        if clipping.factor(norm) >= 1.0:
+            yield f"Clipping at {most:g} was not tested: the largest norm of the gradients is {norm:.3g}."
+    if (most := clipping.largest) is not None and not any(record.get("norms") for record in records):
+        value = max(float(np.abs(x).max(initial=0.0)) for record in records for x in record["gradients"].values())
+        if value <= most:
+            yield f"Clipping at {most:g} was not tested: the largest element of the gradients is {value:.3g}."
     dead = set.intersection(*map(_of_zeros, records))
     if dead:
         names = listed(sorted(dead), joint=", ")

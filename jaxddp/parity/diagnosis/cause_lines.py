@@ -20,12 +20,12 @@ from jaxddp.parity.user_code.stated import returned_at
 SAMPLES = ("flax_batch", "batch"), ("torch_batch", "batch")
 LOSS = ("flax_loss",), ("torch_loss",)
 REDUCTION = (MEAN, "flax_step"), ("torch_step",)
-CLIPPED = (MEAN, "flax_step"), ("clip_grad_norm", "torch_clip_grad_norm", "torch_step")
+CLIPPED = (MEAN, "flax_step"), ("clip_grad_norm", "torch_clip_grad_norm", "clip_grad_value", "torch_step")
 IN_STEP = ("flax_step",), ("torch_step",)
 STEP = ("flax_step", "flax_loss"), ("torch_step", "torch_loss")
 START = ("flax_start",), ()
 MODEL = "flax_model"
-CLIPPING = ("clip_missing", "clip_norm", "clip_by_value", "clip_epsilon")  # faults of a chain that clips
+CLIPPING = ("clip_missing", "clip_norm", "clip_by_value", "clip_epsilon")  # faults of a step or a chain that clips
 SCHEDULE = ("schedule", "lr_off_by_one", "warmup_start", "scheduler_too_fast", "rate_rounded")
 Functions = tuple[tuple[str, ...], tuple[str, ...]]
 
@@ -61,9 +61,10 @@ def with_optimizer_lines(
 
     if ruling is not None and ruling.named:
         ruling = _with_lines(ruling, schedule, SCHEDULE.__contains__)
-    if evidence.facts.clips_inside:
-        _, number = _lines_of_functions(evidence, searches, ((), CLIPPED[1]))
-        ruling = _with_lines(ruling, Lines(jax.optimizer, number or torch.optimizer), CLIPPING.__contains__)
+    if ruling is not None and any(fault in CLIPPING for one in ruling.named for fault in one.faults):
+        step, number = _lines_of_functions(evidence, searches, CLIPPED)
+        clips = jax.optimizer if evidence.facts.clips_inside else step or jax.optimizer
+        ruling = _with_lines(ruling, Lines(clips, number or torch.optimizer), CLIPPING.__contains__)
     ruling = _with_lines(ruling, Lines(jax.optimizer, torch.optimizer), applies)
     return with_function_lines(evidence, searches, ruling, REDUCTION)
 

@@ -44,7 +44,7 @@ class PortLines:
     def run(self, tell: Tell) -> dict[str, SourceLine]:
         """Return the lines, of those that the port has; {} for a built-in model.
 
-        A number, `clip_grad_norm`, has the line that assigns it.
+        A number, such as `clip_grad_norm`, has the line that assigns it.
         """
         tell("the port's functions")
         port = getattr(self.case, "port", None)

@@ -22,9 +22,10 @@ OPTIMIZER, SCHEDULE = Lines(JAX.optimizer, TORCH.optimizer), Lines(JAX.schedule,
         ((), (OPTIMIZER,)),
         (("betas",), (OPTIMIZER,)),
         (("schedule",), (SCHEDULE,)),
+        (("clip_norm",), (OPTIMIZER,)),
         (("decay_value", "warmup_start"), (OPTIMIZER, SCHEDULE)),
     ],
-    ids=["no cause", "optimizer", "schedule", "both"],
+    ids=["no cause", "optimizer", "schedule", "clipping", "both"],
 )
 def test_a_fault_of_an_update_quotes_the_optimizers_or_the_schedules_lines(
     faults: tuple[str, ...], lines: tuple[Lines, ...]
