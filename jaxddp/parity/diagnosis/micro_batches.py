@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 MICRO_BATCH, RANK, ALL = "micro_batch", "rank", "global"
+STALE = "stale_parameters", "gradients at the parameters of the step before"  # fault, description
 # Range of a mean -> the fault of a port that has it in place of the reference's, and the mean in words.
 OVER = {
     MICRO_BATCH: ("mean_per_micro_batch", "a mean over each micro-batch's elements"),
@@ -38,6 +39,18 @@ def other_means(reference: str, world_size: int, micro_batches: int) -> Iterator
         if over != (reference if reference in distinct else RANK):
             fault, what = OVER[over]
             yield over, fault, f"{what}, the reference has {OVER[reference][1]}"
+
+
+def not_divided(micro_batches: int) -> tuple[str, float, str]:
+    """Return fault, factor of the gradients, and description of micro-batches that are added up."""
+    says = f"the gradients of {micro_batches} micro-batches are added and not divided"
+    return "accumulation_not_divided", micro_batches, says
+
+
+def summed_in_loss(world_size: int) -> tuple[str, float, str]:
+    """Return fault, factor of the local gradients, and description of a loss that is summed over the replicas."""
+    says = f"the differentiated loss holds a sum over replicas: local gradients times {world_size}"
+    return "collective_in_loss", world_size, says
 
 
 def weights(over: str, counts: np.ndarray) -> np.ndarray:

@@ -9,7 +9,14 @@ import numpy as np
 from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.diagnosis.forward.fit import Item, Stages
 from jaxddp.parity.diagnosis.forward.replay import ReplicaResult
-from jaxddp.parity.diagnosis.micro_batches import MICRO_BATCH, other_means, over_of, weights
+from jaxddp.parity.diagnosis.micro_batches import (
+    MICRO_BATCH,
+    not_divided,
+    other_means,
+    over_of,
+    summed_in_loss,
+    weights,
+)
 
 SUM = "a sum over the elements that count, the reference takes the mean"
 
@@ -106,13 +113,11 @@ def combinations(
 def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[str, float, str, bool, float]]:
     """Yield fault, factor of the gradients, description, whether losses are summed, factor of the loss."""
     if micro_batches > 1:
-        what = f"the gradients of {micro_batches} micro-batches are added and not divided"
         for loss in (1.0, float(micro_batches)):
-            yield "accumulation_not_divided", micro_batches, what, False, loss
+            yield *not_divided(micro_batches), False, loss
     if world_size > 1:
-        what = f"the differentiated loss holds a sum over replicas: local gradients times {world_size}"
         for shared, loss in ((False, 1.0), (True, 1.0), (True, 1 / world_size)):
-            yield "collective_in_loss", world_size, what, shared, loss
+            yield *summed_in_loss(world_size), shared, loss
         what = "the loss of every replica is the mean over the replicas"
         yield "collective_in_loss", 1.0, what, True, 1 / world_size
 

@@ -41,6 +41,7 @@ from jaxddp.parity.diagnosis.forward.reading_search import ReadingSearch
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
 from jaxddp.parity.diagnosis.forward.sites import beginning_in, between, patches_of
 from jaxddp.parity.diagnosis.forward.statistics import deviation, fast_variance
+from jaxddp.parity.diagnosis.micro_batches import STALE as STALE_PARAMETERS
 
 __all__ = ["FLOOR", "ModelEvidence", "ModelStep", "differs", "search_model"]
 
@@ -57,7 +58,7 @@ OF_ONE_CALL = (
     *(gelu, norm_epsilon, label_smoothing, ignore_index, padding_idx, loss_terms, batch_norm_sync),
     *(weights_not_counted, same_padding, flattened_axes, kernel_axes, fast_variance, deviation, chosen_term, clamps),
 )
-STALE = CallEdit(Change("stale_parameters", "gradients at the parameters of the step before", stale=True), frozenset())
+STALE = CallEdit(Change(*STALE_PARAMETERS, stale=True), frozenset())
 
 
 def replays_of(calls: Sequence[Call]) -> int:

@@ -11,6 +11,7 @@ from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.compare.judge import Located, reference_clipping, shows_clipping
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.evidence import Evidence
+from jaxddp.parity.diagnosis.micro_batches import not_divided
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
     FLOOR,
     OptimizerEvidence,
@@ -19,7 +20,7 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
     reference_residuals,
 )
 from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
-from jaxddp.parity.diagnosis.reduction.faults import not_divided, wrong_means
+from jaxddp.parity.diagnosis.reduction.faults import wrong_means
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, stage_norm, steps_in_memory
 

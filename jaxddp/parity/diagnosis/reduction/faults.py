@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.parity.compare.patterns import scaled
-from jaxddp.parity.diagnosis.micro_batches import MICRO_BATCH, other_means
+from jaxddp.parity.diagnosis.micro_batches import MICRO_BATCH, STALE, not_divided, other_means, summed_in_loss
 from jaxddp.parity.diagnosis.reduction.recipe import ReductionRecipe, ReductionStep
 from jaxddp.parity.diagnosis.reduction.wires import WIRES
 from jaxddp.parity.diagnosis.wrong_clipping import ClippingFault, at_norm, by_value, wrong_clipping
@@ -18,6 +18,7 @@ from jaxddp.parity.records import stage_norm
 
 TINY = 1e-9  # relative
 MOST_LISTED = 4  # tensors in words
+NO_MEAN = "no_sync", "every replica keeps its own gradient"  # fault, description
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,6 @@ def wrong_means(world_size: int) -> list[tuple[str, float, str]]:
         ("sum_not_mean", world_size, f"gradients times {world_size}, the number of replicas: a sum"),
         ("averaged_twice", 1 / world_size, f"gradients divided by {world_size} once too often"),
     ]
-
-
-def not_divided(micro_batches: int) -> tuple[str, float, str]:
-    """Return fault, factor of the gradients, and description of micro-batches that are added up."""
-    says = f"gradients times {micro_batches}, the number of micro-batches"
-    return "accumulation_not_divided", micro_batches, says
 
 
 def edits(
@@ -91,12 +86,12 @@ def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> It
                 )
                 yield _edit("reduction", "synchronised_early", says, early=frozenset(early))
     if world_size > 1:
-        says = f"the local gradients are too large by a factor of {world_size}, the number of replicas"
-        yield _edit("local", "collective_in_loss", says, local_factor=float(world_size))
+        fault, factor, says = summed_in_loss(world_size)
+        yield _edit("local", fault, says, local_factor=factor)
         says = "every replica's local gradient is already the sum of all local gradients"
         yield _edit("local", "check_vma", f"{says}, and is averaged", summed_at_once=True)
         yield _edit("local", "check_vma", f"{says}, and is summed again", summed_at_once=True, factor=world_size)
-    yield _edit("stale", "stale_parameters", "gradients at the parameters of the step before", stale=True)
+    yield _edit("stale", *STALE, stale=True)
 
 
 def _reduction_edits(world_size: int) -> Iterator[ReductionEdit]:
@@ -118,9 +113,8 @@ def _reduction_edits(world_size: int) -> Iterator[ReductionEdit]:
         factors.append(("local_device_count", n / local, says))
     for fault, factor, says in factors:
         yield ReductionEdit("factor", fault, says, times(factor))
-    says = "every replica keeps its own gradient"
-    yield _edit("reduction", "no_sync", says, synchronised=False)
-    says = "every replica keeps its own gradient, the gradient of a pmean of the loss"
+    yield _edit("reduction", *NO_MEAN, synchronised=False)
+    says = f"{NO_MEAN[1]}, the gradient of a pmean of the loss"
     yield _edit("reduction", "collective_in_loss", says, synchronised=False)
     for wire in WIRES:
         says = f"gradients are rounded to {wire.split(',')[0]} between the replicas"

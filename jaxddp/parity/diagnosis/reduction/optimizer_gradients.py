@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.compare.residuals import norm
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
-from jaxddp.parity.diagnosis.reduction.faults import wrong_means
+from jaxddp.parity.diagnosis.reduction.faults import NO_MEAN, wrong_means
 from jaxddp.parity.diagnosis.reduction.reduction_causes import FLOOR
 from jaxddp.parity.records import Tensors, relative, stage_norm
 
@@ -40,8 +40,7 @@ def _sums(steps: Sequence[Received], sizes: Mapping[int, str]) -> Iterator[Hypot
 def _hypotheses(steps: Sequence[Received], world_size: int) -> Iterator[Hypothesis]:
     for fault, factor, says in wrong_means(world_size):
         yield _tried(fault, says, steps, lambda jax, torch, factor=factor: jax - factor * torch)
-    says = "gradients that are not averaged over the replicas"
-    yield _tried("no_sync", says, steps, lambda jax, torch: jax.mean(0) - torch)
+    yield _tried(*NO_MEAN, steps, lambda jax, torch: jax.mean(0) - torch)
 
 
 def _tried(fault: str, says: str, steps: Sequence[Received], left: Callable[..., object]) -> Hypothesis:
