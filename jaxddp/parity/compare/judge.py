@@ -171,15 +171,15 @@ def _stages(
         yield stage, _against(jax.get(stage, pure[stage]), torch[stage]), given
         if f"pure_{stage}" in jax and stage in jax:
             yield f"own_{stage}", {}, _against(jax[stage], pure[stage])
-    mean = torch["gradients"]  # in a step of several losses, optimizers may get several means
+    mean, norm = torch["gradients"], 0.0  # in a step of several losses, optimizers may get several means
     if not facts.multi_loss:
-        mean = {name: value.mean(0) for name, value in pure["local_gradients"].items()}
+        mean, norm = mean_gradients(torch, jax)
     gradients = jax.get("gradients", mean)
     if "gradients" in jax:
         yield "gradients", _against(gradients, torch["gradients"]), _against(gradients, mean)
     clipping = reference_clipping(facts)
     if shows_clipping(jax, facts) and (facts.custom_step or clipping != NOT_CLIPPED):
-        right = clipping.clip(gradients, full_norm(jax, "gradients") if "gradients" in jax else stage_norm(mean))
+        right = clipping.clip(gradients, full_norm(jax, "gradients") if "gradients" in jax else norm)
         clipped = jax["clipped_gradients"]
         yield "clipped_gradients", _against(clipped, torch["clipped_gradients"]), _against(clipped, right)
     update = _against(jax["update"], {name: shares.get(name, 1.0) * x for name, x in torch["update"].items()})
@@ -215,6 +215,17 @@ def rate_in_float32(torch: StoredRecord, jax: Record, peak: float) -> dict[str, 
 def _rate_off(torch: StoredRecord, shares: Mapping[str, float], peak: float) -> float:
     groups = [group for group in torch.notes["groups"] if group["names"]]
     return max((relative(abs(shares[g["names"][0]] - 1) * g["lr"], peak) for g in groups), default=0.0)
+
+
+def mean_gradients(torch: Record, jax: Record) -> tuple[Tensors, float]:
+    """Return the mean over the replicas of the gradients of jax's loss, and the norm of the mean.
+
+    Where records hold excerpts, the norm is as much larger than that of the excerpts as torch's is.
+    """
+    mean = {name: value.mean(0) for name, value in of_loss(jax, "local_gradients").items()}
+    of_excerpts = stage_norm(torch["gradients"])
+    times = full_norm(torch, "gradients") / of_excerpts if of_excerpts else 1.0
+    return mean, times * stage_norm(mean)
 
 
 def reference_clipping(facts: Facts) -> Clipping:

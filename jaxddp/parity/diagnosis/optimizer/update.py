@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
-from jaxddp.parity.compare.judge import Located, reference_clipping, shows_clipping
+from jaxddp.parity.compare.judge import Located, mean_gradients, reference_clipping, shows_clipping
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.micro_batches import not_divided
@@ -22,7 +22,7 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
 from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
 from jaxddp.parity.diagnosis.reduction.faults import wrong_means
 from jaxddp.parity.findings import Problem
-from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, stage_norm, steps_in_memory
+from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, steps_in_memory
 
 LARGEST_ROUNDING = 1e-9  # of an update; coarser ones cannot support a name
 CLOSE = 1e-9  # relative; of norms
@@ -248,8 +248,7 @@ def _given(evidence: Evidence, of_torch: StoredRecord, of_jax: StoredRecord, way
         shown = of_jax if facts.custom_step else of_torch
         gradients, norm = shown["gradients"], full_norm(shown, "gradients")
     else:
-        gradients = {name: value.mean(0) for name, value in of_jax["pure_local_gradients"].items()}
-        norm = stage_norm(gradients)
+        gradients, norm = mean_gradients(of_torch, of_jax)
     share = float(reference_clipping(facts).factor(way.times * norm))
     factor = way.times * share
     return _Given({name: factor * value for name, value in gradients.items()}, factor * norm, share)
