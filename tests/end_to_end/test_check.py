@@ -6,7 +6,7 @@ import pytest
 
 from jaxddp.parity.findings import ORDER
 from tests.support.checks import FORGETS_MOMENTS, SCALED, STEPS, Checked
-from tests.support.small_port import LINEN, Change, own_optimizers, step
+from tests.support.small_port import CLIPS_BY_VALUE, LINEN, SHOWS_NOTHING, Change, own_optimizers, step
 
 UNRESTRAINED = {"samples", "local_loss", "local_gradients", "gradients", "update"}  # stages that every port shows
 
@@ -132,13 +132,7 @@ ATTENTION = [
 ]
 TANH = ("approximate=False", "approximate=True")
 SHOWS_MEAN_ONLY = ('("local_loss", "local_gradients", "gradients", "clipped_gradients")', '("gradients",)')
-SHOWS_NOTHING = ('("local_loss", "local_gradients", "gradients", "clipped_gradients")', "()")
 SUM = ("jax.lax.pmean", "jax.lax.psum")
-CLIPS_BY_VALUE = [
-    ("clip_grad_norm = 0.05", "clip_grad_value = most = 0.01"),
-    ("share = jax.numpy.minimum(1, clip_grad_norm / (optax.tree.norm(gradients) + 1e-6))", ""),
-    ("lambda g: g * share", "lambda g: g.clip(-most, most)"),
-]
 
 
 def loss_over_replicas(collective: str) -> Change:

@@ -137,6 +137,15 @@ def flax_step(loss, optimizer, state, batch):
 """
 
 
+SHOWS_NOTHING: Change = ('("local_loss", "local_gradients", "gradients", "clipped_gradients")', "()")
+BY_NORM = "share = jax.numpy.minimum(1, clip_grad_norm / (optax.tree.norm(gradients) + 1e-6))"
+CLIPS_BY_VALUE: list[Change] = [
+    ("clip_grad_norm = 0.05", "clip_grad_value = most = 0.01"),
+    (BY_NORM, ""),
+    ("lambda g: g * share", "lambda g: g.clip(-most, most)"),
+]
+
+
 def step(*changes: Change) -> str:
     """Return `STEP` with pieces replaced."""
     return replaced(STEP, *changes)
