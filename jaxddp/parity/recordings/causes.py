@@ -19,6 +19,7 @@ from jaxddp.parity.diagnosis.reduction.optimizer_gradients import explain_receiv
 from jaxddp.parity.diagnosis.reduction.reduction_causes import ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.recordings.aligned import Alignment, total_norm
+from jaxddp.parity.recordings.judge import coarseness
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import Numbers, sizes_of
 from jaxddp.parity.records import stage_norm
@@ -75,7 +76,7 @@ def of_updates(
         steps = [_with_rate(*item) for item in zip(steps, of_torch_group, rates, strict=True)]
     shown = any(step["clipped_gradients"] for step in jax)
     epsilon = jax_run.epsilon
-    rounding = [epsilon * _coarseness(step, of_jax) for step, of_jax in zip(steps, jax, strict=True)]
+    rounding = [epsilon * coarseness(step) for step in jax]
     betas = [beta for step in torch for group in step.notes["groups"] for beta in group.get("betas", ())]
     lost = BIAS_ROUNDING / max(1 - max(betas, default=0.0), 1e-6) if betas else 0.0
     floor = epsilon * (OPTIMIZER_ROUNDING + lost) + max(rounding)
@@ -125,12 +126,6 @@ def _with_rate(step: OptimizerStep, rate: float, other: float) -> OptimizerStep:
     ratio = other / rate if rate else 1.0
     groups = [{**group, "lr": group["lr"] * ratio if rate else other} for group in step.groups]
     return replace(step, groups=groups)
-
-
-def _coarseness(step: OptimizerStep, jax: RecordedStep) -> float:
-    """Return what an update that is a difference of parameters loses, in units of their precision."""
-    size = stage_norm(dict(step.update))
-    return stage_norm(dict(step.params)) / size if jax.notes.get("update") == "difference" and size else 0.0
 
 
 def of_samples(examples: tuple[Numbers, Numbers]) -> Ruling:

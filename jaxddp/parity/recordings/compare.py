@@ -31,6 +31,7 @@ NEEDS = (
     "a replay of the loss, which a recording does not hold: put both models and losses into a port file, "
     "python -m jaxddp.parity PORT.py"
 )
+NEEDS_GRADIENTS = "the gradients, from which torch's optimizer is replayed: give grads to jax's step"
 START_FIX = (
     "save torch's weights as safetensors and convert them for the jax model: python -m jaxddp.parity.convert PORT.py "
     "WEIGHTS.safetensors OUT.safetensors, or load them by the names above"
@@ -148,6 +149,8 @@ class Comparison:
         if self._alignment is not None and self._alignment.uncovered:
             says = f"the excerpts of {listed(self._alignment.uncovered, joint=', ')} have no common element"
             yield Problem("port", "tensors", f"{says}; record with a larger limit")
+        if not any(step["update"] for step in self._jax):
+            yield Problem("jax", "update", "not compared: give updates, or params, to jax's step")
         if not self._examples[0][0]:
             yield Problem("port", "samples", "the batches have no entries in common; pass the same arrays to step")
 
@@ -223,6 +226,9 @@ class Comparison:
     def _updates(self) -> Iterator[Difference]:
         """Judge JAX's updates by torch's optimizer, given JAX's own gradients, and yield what differs."""
         judgement, alignment = self._judgement, self._alignment
+        if located := judgement.first.get("update"):
+            yield _difference("update", located, needs=NEEDS_GRADIENTS)
+            return
         shown = {s.number for s in self._jax if s["gradients"] and s["update"] and s["params"]}
         numbers = [n for n in contiguous(judgement.numbers) if n in shown]
         if alignment is None or numbers != contiguous(numbers) or not numbers:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxddp.parity.compare.judge import MOMENTUM, STATES
 from jaxddp.parity.compare.residuals import MOVED, residuals
 from jaxddp.parity.fingerprints import differing_share
-from jaxddp.parity.recordings.aligned import Alignment, norms_of_torch
+from jaxddp.parity.recordings.aligned import Alignment, norms_of_torch, total_norm
 from jaxddp.parity.recordings.judgement import TIPPED, RecordedJudgement, located_at
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import Numbers
@@ -26,6 +26,7 @@ ALLOWED = {
     "gradients": 500.0,  # measured: up to 20
     "buffers": 200.0,  # measured: up to 2
     "optimizer_state": 4000.0,  # measured: up to 20
+    "update": 1e5,  # where jax shows no gradients; measured: up to 60, but Adam makes full steps of small gradients
     "params": 100.0,  # of the first step; measured: 0
 }
 # Norm of a gradient that is all rounding, such as that of a bias in front of BatchNorm, over the norm of all gradients,
@@ -70,7 +71,7 @@ class Judge:
         self._judgement = RecordedJudgement(numbers, noise=_noise(steps, self._epsilon), kinked=behind)
 
     def judge(self) -> RecordedJudgement:
-        """Compare all stages but the update, which needs the reference's optimizer."""
+        """Compare all stages but updates of gradients that JAX shows, which need the reference's optimizer."""
         judgement, highest = self._judgement, 0.0  # learning rate of torch so far
         for index, number in enumerate(judgement.numbers):
             torch, jax = self._torch.steps[number], self._jax.steps[number]
@@ -85,7 +86,8 @@ class Judge:
             self._loss_of(index, torch, jax)
             if self._alignment is not None:
                 for stage, of_tensors in self._stages(self._alignment, torch, jax, index):
-                    self._given(stage, index, of_tensors)
+                    rounding = self._epsilon * coarseness(jax) if stage == "update" else 0.0
+                    self._given(stage, index, of_tensors, rounding=rounding)
         return judgement
 
     def _start_of(self, index: int, torch: RecordedStep, jax: RecordedStep) -> None:
@@ -127,6 +129,10 @@ class Judge:
         if jax["gradients"]:
             of_tensors = _against(alignment.of_jax(jax["gradients"]), alignment.of_torch(torch["gradients"]))
             yield "gradients", _largest(of_tensors, _norms_apart(alignment, torch, jax))
+        if jax["update"] and not jax["gradients"]:
+            updates = alignment.of_jax(jax["update"]), alignment.of_torch(torch["update"])
+            noise = self._judgement.noise
+            yield "update", _against(*({n: x for n, x in side.items() if n not in noise} for side in updates))
         if jax["buffers"] and torch["buffers"]:
             buffers = alignment.of_jax(jax["buffers"]), alignment.of_torch(torch["buffers"])
             # A bias whose gradient is all rounding shifts the mean behind it, once it moves.
@@ -138,19 +144,21 @@ class Judge:
             kind = str(self._torch.header["optimizer"])
             yield "optimizer_state", _of_states(states, alignment.states_of_torch(torch["optimizer_state"]), kind)
 
-    def _given(self, stage: str, index: int, of_tensors: Mapping[str, float], changed: float = 1.0) -> None:
+    def _given(
+        self, stage: str, index: int, of_tensors: Mapping[str, float], changed: float = 1.0, rounding: float = 0.0
+    ) -> None:
         judgement = self._judgement
         apart = judgement.apart[index]
         near = judgement.same_examples[index] and apart <= MOST_APART
-        if stage == "optimizer_state":  # it sums up all steps before
+        if stage in ("optimizer_state", "update"):  # it sums up all steps before
             near = near and all(judgement.same_examples) and not judgement.tips
-        allowed = ALLOWED[stage] * self._epsilon
+        allowed = ALLOWED[stage] * self._epsilon + rounding
         judgement.allowed.setdefault(stage, allowed)
         if near:
             moved = KINKED_GROWTH if judgement.kinked and stage in (*GRADIENTS, "optimizer_state") else MOVED_GROWTH
             allowed += GROWTH * apart + moved * judgement.moved[index] * changed
             near = allowed <= LOOSE
-        if near and stage in GRADIENTS and self._is_tip(index, of_tensors, allowed):
+        if near and stage in (*GRADIENTS, "update") and self._is_tip(index, of_tensors, allowed):
             allowed = TIPPED
             judgement.tips.setdefault(stage, []).append(located_at(judgement.numbers[index], of_tensors, allowed))
         judgement.note(stage, index, of_tensors, allowed, near)
@@ -165,6 +173,12 @@ class Judge:
         total = math.hypot(*norms.values())
         large = {name for name, norm in norms.items() if name in kinked & of_tensors.keys() and norm >= LARGE * total}
         return beyond <= kinked and not large <= beyond
+
+
+def coarseness(step: RecordedStep) -> float:
+    """Return what an update that is a difference of parameters loses, in units of their precision."""
+    size = total_norm(step, "update")
+    return total_norm(step, "params") / size if step.notes.get("update") == "difference" and size else 0.0
 
 
 def _noise(steps: Sequence[RecordedStep], epsilon: float) -> frozenset[str]:
