@@ -224,6 +224,7 @@ def test_other_right_ports_are_equal_too(changes: list[Change], more: str, stage
 CLIPPED = "torch_clip_grad_norm = 0.05\n"
 GLOBAL = 'loss_normalization = "global"\n'
 DECAY = "weight decay 0.0001, the reference has 0.01"
+NO_MEAN = "no_sync", "every replica keeps its own gradient"
 AT_VALUE = "clip_by_value", "clipped by value, at 0.02, the reference clips by value, at 0.01"
 # Changes, more of the port, stage and first step where it differs; the fault's name and what is said of it.
 WRONG = {
@@ -236,6 +237,13 @@ WRONG = {
         *("update", 1, *AT_VALUE),
     ),
     "no mean": ([], step(("jax.lax.pmean", "(lambda x, _: x)")), "gradients", 1, "no_sync", "keeps its own gradient"),
+    "no mean, hidden": (
+        [],
+        step(("jax.lax.pmean(local, ", "(lambda x, _: x)(local, "), SHOWS_NOTHING),
+        "update",
+        1,
+        *NO_MEAN,
+    ),
     "psum in the step": ([], step(SUM), "gradients", 1, "sum_not_mean", "times 2"),
     "sum, hidden": ([], step(SUM, SHOWS_MEAN_ONLY), "gradients", 1, "sum_not_mean", "times 2"),
     "mean of means": (WEIGHTED, GLOBAL + step(), "local_gradients", 1, "mean_per_rank", "each rank's"),
@@ -268,7 +276,7 @@ LINES = {
     "first update of 0": ("flax_optimizer = ", "lr_scheduler.LambdaLR("),
     **dict.fromkeys(("pmean", "sum", "sum of tokens", "psum"), LOSSES),
     **dict.fromkeys(("psum in the step", "sum, hidden"), ("jax.lax.psum(", "")),
-    **dict.fromkeys(("mean of means", "sum in the step", "no mean"), ("def flax_step(", "")),
+    **dict.fromkeys(("mean of means", "sum in the step", "no mean", "no mean, hidden"), ("def flax_step(", "")),
     **dict.fromkeys(("value", "value, hidden"), ("jax.lax.pmean(", "clip_grad_value = ")),
     "start": ("def flax_start(", ""),
     "attention": ("approximate=True", "F.gelu("),

@@ -4,7 +4,7 @@ import pytest
 
 from jaxddp.parity.excerpts import distance
 from tests.support.checks import Checked
-from tests.support.small_port import Change, own_optimizers, step, wide
+from tests.support.small_port import SHOWS_NOTHING, Change, own_optimizers, step, wide
 
 pytestmark = pytest.mark.large
 WIDE, LARGER = 400, 3000  # a layer of LARGER has 9 million parameters, more than `records.LARGE_MODEL`
@@ -14,6 +14,8 @@ CLIPS = own_optimizers(
     "optax.chain(optax.stateless(lambda g, _: jaxddp.optim.clip_by_global_norm(g, 0.05)[0]), optax.sgd(0.1))",
 )
 CLIPS_MORE: Change = ("clip_by_global_norm(g, 0.05)", "clip_by_global_norm(g, 0.02)")
+CLIPS_EARLIER: Change = ("minimum(1, clip_grad_norm /", "minimum(1, 0.02 /")
+NO_MEAN: tuple[str, set[str]] = ("update", {"no_sync"})
 TORCH_CLIPS = "torch_clip_grad_norm = 0.05\n"
 
 
@@ -35,6 +37,8 @@ WRONG = {
     # Always active, so that a learning rate does the same.
     "clipping": (WIDE, [CLIPS, CLIPS_MORE], TORCH_CLIPS, "update", {"clip_norm", "lr_scaled"}),
     "sum": (WIDE, [], step(("pmean", "psum")), "gradients", {"sum_not_mean", "check_vma"}),
+    "clipping, shown": (WIDE, [], step(CLIPS_EARLIER), "clipped_gradients", {"clip_norm"}),
+    "no mean, hidden": (WIDE, [], step(("jax.lax.pmean(local, ", "(lambda x, _: x)(local, "), SHOWS_NOTHING), *NO_MEAN),
     "large, epsilon": (LARGER, [ADAMW, OTHER_EPSILON], "", "local_loss", {"norm_epsilon"}),
     "large, decay": (LARGER, [ADAMW, OTHER_DECAY], "", "update", {"decay_value"}),
 }

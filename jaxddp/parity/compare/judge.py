@@ -223,9 +223,13 @@ def mean_gradients(torch: Record, jax: Record) -> tuple[Tensors, float]:
     Where records hold excerpts, the norm is as much larger than that of the excerpts as torch's is.
     """
     mean = {name: value.mean(0) for name, value in of_loss(jax, "local_gradients").items()}
+    return mean, beyond_excerpts(torch) * stage_norm(mean)
+
+
+def beyond_excerpts(torch: Record) -> float:
+    """Return the norm of the reference's gradients over that of what the record holds of them, 1 if that is all."""
     of_excerpts = stage_norm(torch["gradients"])
-    times = full_norm(torch, "gradients") / of_excerpts if of_excerpts else 1.0
-    return mean, times * stage_norm(mean)
+    return full_norm(torch, "gradients") / of_excerpts if of_excerpts else 1.0
 
 
 def reference_clipping(facts: Facts) -> Clipping:

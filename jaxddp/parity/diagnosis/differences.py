@@ -7,8 +7,7 @@ from functools import partial
 import numpy as np
 
 from jaxddp.parity.case_interface import LOCAL_STAGES
-from jaxddp.parity.compare.clipping import NOT_CLIPPED
-from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located, reference_clipping
+from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located, beyond_excerpts, reference_clipping
 from jaxddp.parity.diagnosis.as_differences import CUT_SHORT, as_differences, joined
 from jaxddp.parity.diagnosis.cause_lines import (
     CLIPPED,
@@ -202,20 +201,16 @@ def _search_reduction(evidence: Evidence, workers: Workers, steps: tuple[int, ..
     scratch = Scratch()
     workers.jax.do(Micro(evidence.case, evidence.start, evidence.torch_folder, scratch.path, steps))
     facts = evidence.facts
-    # The norm that clips is unknown where the records hold excerpts of the micro-batches' gradients.
-    large = bool(evidence.jax[0]["norms"])
-    clipping = NOT_CLIPPED if large else reference_clipping(facts)
-    reference = ReductionRecipe(over_of(facts.loss_normalization), clipping=clipping)
+    reference = ReductionRecipe(over_of(facts.loss_normalization), clipping=reference_clipping(facts))
     micro = Records([scratch.path])
-    of_steps = Lazy(lambda: len(steps), lambda i: _reduction_step(evidence, micro[i], evidence.jax[steps[i]]))
+    of_steps = Lazy(lambda: len(steps), lambda i: _reduction_step(evidence, micro[i], steps[i]))
     return explain_reduction(of_steps, reference, evidence.summary.tied, evidence.summary.sizes)
 
 
-def _reduction_step(evidence: Evidence, micro: StoredRecord, record: StoredRecord) -> ReductionStep:
-    large = bool(record["norms"])
-    stages = [stage for stage in SHOWN if stage in record and not (large and stage == "clipped_gradients")]
-    shown = {stage: _of_all(evidence, record, stage) for stage in stages}
-    return ReductionStep(micro["counts"]["counts"], micro["sums"], micro.get("stale"), shown)
+def _reduction_step(evidence: Evidence, micro: StoredRecord, step: int) -> ReductionStep:
+    record, beyond = evidence.jax[step], beyond_excerpts(evidence.torch[step])
+    shown = {stage: _of_all(evidence, record, stage) for stage in SHOWN if stage in record}
+    return ReductionStep(micro["counts"]["counts"], micro["sums"], micro.get("stale"), shown, beyond)
 
 
 def _of_all(evidence: Evidence, record: StoredRecord, stage: str) -> Tensors:

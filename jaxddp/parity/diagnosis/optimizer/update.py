@@ -20,7 +20,7 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
     reference_residuals,
 )
 from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
-from jaxddp.parity.diagnosis.reduction.faults import wrong_means
+from jaxddp.parity.diagnosis.reduction.faults import NO_MEAN, wrong_means
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, steps_in_memory
 
@@ -36,11 +36,13 @@ class Unseen(NamedTuple):
         fault: a name of `catalogue.FAULTS`; "": no fault.
         times: factor of the gradients before they are clipped.
         says: description of the fault.
+        averaged: whether they are averaged over the replicas.
     """
 
     fault: str = ""
     times: float = 1.0
     says: str = ""
+    averaged: bool = True
 
 
 def differing_update(evidence: Evidence) -> tuple[Located | None, list[Problem]]:
@@ -173,8 +175,11 @@ def _reductions(evidence: Evidence) -> Iterator[Unseen]:
     if not evidence.facts.custom_step or {"gradients", "clipped_gradients"} & set(evidence.jax[0]):
         return
     world_size, pieces = evidence.case.world_size, evidence.facts.accumulation_steps
-    for way in (*(wrong_means(world_size) if world_size > 1 else ()), *([not_divided(pieces)] if pieces > 1 else ())):
-        yield Unseen(*way)
+    if world_size > 1:
+        yield from (Unseen(*way) for way in wrong_means(world_size))
+        yield Unseen(NO_MEAN[0], says=NO_MEAN[1], averaged=False)
+    if pieces > 1:
+        yield Unseen(*not_divided(pieces))
 
 
 def _residual(evidence: Evidence, way: Unseen) -> float:
@@ -249,6 +254,10 @@ def _given(evidence: Evidence, of_torch: StoredRecord, of_jax: StoredRecord, way
         gradients, norm = shown["gradients"], full_norm(shown, "gradients")
     else:
         gradients, norm = mean_gradients(of_torch, of_jax)
+        if not way.averaged:  # the update is that of replica 0
+            gradients = {name: x[0] for name, x in of_jax["pure_local_gradients"].items()}
+            norms = {name: x[0] for name, x in of_jax["local_norms"].items()}
+            norm = full_norm({"pure_local_gradients": gradients, "norms": norms}, "pure_local_gradients")
     share = float(reference_clipping(facts).factor(way.times * norm))
     factor = way.times * share
     return _Given({name: factor * value for name, value in gradients.items()}, factor * norm, share)

@@ -135,13 +135,14 @@ def _clip_edits(reference: ReductionRecipe, world_size: int, tied: Sequence[str]
 
 
 def clip_values(reference: ReductionRecipe, steps: Sequence[ReductionStep]) -> Iterator[ReductionEdit]:
-    """Yield the norm and the value at which the shown gradients are clipped, read off the first clipped step."""
+    """Yield the norm and the value at which gradients are clipped, read off the first step that is shown clipped."""
     for step in steps:
-        if not {"gradients", "clipped_gradients"} <= step.shown.keys():
+        if (after := step.shown.get("clipped_gradients")) is None:
             return
-        before, after = (step.shown[stage] for stage in ("gradients", "clipped_gradients"))
+        before = step.shown.get("gradients") or reference.predict(step)["gradients"]
         # All replicas have the same gradients, or another stage differs.
-        norm, clipped = (stage_norm({name: value[0] for name, value in of.items()}) for of in (before, after))
+        of_first = ({name: value[0] for name, value in of.items()} for of in (before, after))
+        norm, clipped = (step.beyond * stage_norm(of_replica) for of_replica in of_first)
         if clipped >= norm * (1 - TINY):
             continue
         right = reference.clipping

@@ -26,6 +26,8 @@ def explain_received(steps: Sequence[Received], sizes: Mapping[int, str], floor:
     >>> explain_received([(jax, torch)], {32: "the batch"}).named[0].says
     'a sum over the batch, the reference takes the mean: gradients times 32'
     """
+    if _tried("", "", steps, lambda jax, torch: jax - torch).residual <= floor:  # what differs is not shown here
+        return Ruling((), None)
     world_size = len(next(iter(steps[0][0].values())))
     of_replicas = _hypotheses(steps, world_size) if world_size > 1 else ()
     return decide([*of_replicas, *_sums(steps, {size: sizes[size] for size in sizes if size != world_size})], floor)

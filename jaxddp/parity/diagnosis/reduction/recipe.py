@@ -24,12 +24,14 @@ class ReductionStep:
         sums: gradients of each micro-batch's summed loss, (W, A, ...).
         stale: these gradients at the parameters of the step before; None at the first step.
         shown: those stages of `SHOWN` that the port's step shows, (W, ...).
+        beyond: norm of all gradients over that of the given ones, which may be excerpts.
     """
 
     counts: np.ndarray
     sums: Tensors
     stale: Tensors | None
     shown: Mapping[str, Tensors]
+    beyond: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,11 @@ class ReductionRecipe:
                 n: _everywhere(v[:, together].sum(1)) + v[:, np.logical_not(together)].sum(1) for n, v in micro.items()
             }
         elif self.clip_first:
-            gradients = self._reduced(self._clipped(local, local))
+            gradients = self._reduced(self._clipped(local, local, step.beyond))
         else:
             gradients = self._reduced(local)
         gradients |= {name: gradients[other].reshape(gradients[name].shape) for name, other in self.aliases}
-        clipped = gradients if self.clip_first else self._clipped(gradients, local)
+        clipped = gradients if self.clip_first else self._clipped(gradients, local, step.beyond)
         return {"local_gradients": local, "gradients": gradients, "clipped_gradients": clipped}
 
     def _of_micro_batches(self, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -107,11 +109,13 @@ class ReductionRecipe:
             for name, value in local.items()
         }
 
-    def _clipped(self, gradients: dict[str, np.ndarray], local: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _clipped(
+        self, gradients: dict[str, np.ndarray], local: dict[str, np.ndarray], beyond: float
+    ) -> dict[str, np.ndarray]:
         if self.clip_by == "tensor":
             whole = replace(self, clip_by="mean")
-            return {name: whole._clipped({name: value}, {})[name] for name, value in gradients.items()}
-        share = self.clipping.factor(_norms(local if self.clip_by == "own" else gradients, self.twice))
+            return {name: whole._clipped({name: value}, {}, beyond)[name] for name, value in gradients.items()}
+        share = self.clipping.factor(beyond * _norms(local if self.clip_by == "own" else gradients, self.twice))
         scaled = {name: value * share.reshape(-1, *(1,) * (value.ndim - 1)) for name, value in gradients.items()}
         return {name: self.clipping.by_value(value) for name, value in scaled.items()}
 

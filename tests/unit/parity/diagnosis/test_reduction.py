@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from jaxddp.parity.compare.clipping import Clipping
 from jaxddp.parity.diagnosis.decide import SEPARATION
 from jaxddp.parity.diagnosis.micro_batches import ALL, MICRO_BATCH, RANK
+from jaxddp.parity.diagnosis.reduction.optimizer_gradients import explain_received
 from jaxddp.parity.diagnosis.reduction.reduction_causes import (
     FLOOR,
     SHOWN,
@@ -251,6 +253,26 @@ def test_a_fault_that_is_not_in_the_catalogue_gets_no_name() -> None:
     ruling = explain_reduction(active(steps_of(port())), CLIPPED)
     assert not ruling.named
     assert ruling.runner_up is not None and ruling.runner_up.residual > 1e-3
+
+
+def test_a_difference_that_is_not_among_the_shown_stages_gets_no_name() -> None:
+    """With equal counts a mean over each rank is the reference's: it explains all that is shown, as no fault does."""
+    steps = [replace(step, counts=np.ones_like(step.counts)) for step in steps_of(Step())]
+    shown = [CLIPPED.predict(step)["gradients"] for step in steps]
+    for stages in ([{"gradients": x} for x in shown], [{} for _ in shown]):
+        hidden = [replace(step, shown=of_step) for step, of_step in zip(steps, stages, strict=True)]
+        assert not explain_reduction(hidden, CLIPPED).named
+    assert not explain_received([({"w": np.ones((2, 3))}, {"w": np.ones(3)})], {}).named
+
+
+def test_another_norm_is_read_off_where_gradients_are_not_shown_or_are_excerpts() -> None:
+    for beyond in (1.0, 3.0):
+        steps = [replace(step, beyond=beyond) for step in steps_of(Step())]
+        port = replace(CLIPPED, clipping=Clipping(0.3))
+        shown = [port.predict(step)["clipped_gradients"] for step in steps]
+        hidden = [replace(step, shown={"clipped_gradients": x}) for step, x in zip(steps, shown, strict=True)]
+        ruling = explain_reduction(active(hidden), CLIPPED)
+        assert [one.says for one in ruling.named] == ["clipped at norm 0.3, the reference clips at norm 0.5"]
 
 
 def test_gradients_that_are_nan_get_no_name() -> None:
