@@ -217,12 +217,17 @@ def _rate_off(torch: StoredRecord, shares: Mapping[str, float], peak: float) -> 
     return max((relative(abs(shares[g["names"][0]] - 1) * g["lr"], peak) for g in groups), default=0.0)
 
 
-def mean_gradients(torch: Record, jax: Record) -> tuple[Tensors, float]:
+def mean_gradients(torch: Record, jax: Record, shown: bool = False) -> tuple[Tensors, float]:
     """Return the mean over the replicas of the gradients of jax's loss, and the norm of the mean.
 
     Where records hold excerpts, the norm is as much larger than that of the excerpts as torch's is.
+
+    Args:
+        torch, jax: records of one step.
+        shown: take the local gradients that a `flax_step` shows, if it does.
     """
-    mean = {name: value.mean(0) for name, value in of_loss(jax, "local_gradients").items()}
+    local = jax.get("local_gradients") if shown else None
+    mean = {name: x.mean(0) for name, x in (local or of_loss(jax, "local_gradients")).items()}
     return mean, beyond_excerpts(torch) * stage_norm(mean)
 
 

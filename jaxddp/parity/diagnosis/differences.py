@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from jaxddp.parity.case_interface import LOCAL_STAGES
+from jaxddp.parity.compare.clipping import NOT_CLIPPED
 from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located, beyond_excerpts, reference_clipping
 from jaxddp.parity.diagnosis.as_differences import CUT_SHORT, as_differences, joined
 from jaxddp.parity.diagnosis.cause_lines import (
@@ -201,7 +202,8 @@ def _search_reduction(evidence: Evidence, workers: Workers, steps: tuple[int, ..
     scratch = Scratch()
     workers.jax.do(Micro(evidence.case, evidence.start, evidence.torch_folder, scratch.path, steps))
     facts = evidence.facts
-    reference = ReductionRecipe(over_of(facts.loss_normalization), clipping=reference_clipping(facts))
+    clipping = NOT_CLIPPED if facts.clips_inside else reference_clipping(facts)  # by the step, not by the optimizer
+    reference = ReductionRecipe(over_of(facts.loss_normalization), clipping=clipping)
     micro = Records([scratch.path])
     of_steps = Lazy(lambda: len(steps), lambda i: _reduction_step(evidence, micro[i], steps[i]))
     return explain_reduction(of_steps, reference, evidence.summary.tied, evidence.summary.sizes)

@@ -178,7 +178,7 @@ def _reductions(evidence: Evidence) -> Iterator[Unseen]:
     if world_size > 1:
         yield from (Unseen(*way) for way in wrong_means(world_size))
         yield Unseen(NO_MEAN[0], says=NO_MEAN[1], averaged=False)
-    if pieces > 1:
+    if pieces > 1 and "local_gradients" not in evidence.jax[0]:
         yield Unseen(*not_divided(pieces))
 
 
@@ -253,7 +253,7 @@ def _given(evidence: Evidence, of_torch: StoredRecord, of_jax: StoredRecord, way
         shown = of_jax if facts.custom_step else of_torch
         gradients, norm = shown["gradients"], full_norm(shown, "gradients")
     else:
-        gradients, norm = mean_gradients(of_torch, of_jax)
+        gradients, norm = mean_gradients(of_torch, of_jax, shown=True)
         if not way.averaged:  # the update is that of replica 0
             gradients = {name: x[0] for name, x in of_jax["pure_local_gradients"].items()}
             norms = {name: x[0] for name, x in of_jax["local_norms"].items()}
