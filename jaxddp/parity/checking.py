@@ -19,11 +19,10 @@ import numpy as np
 from jaxddp.errors import InputError, listed
 from jaxddp.parity.cases import Case, PortCase
 from jaxddp.parity.catalogue import EDITS
-from jaxddp.parity.compare.clipping import NOT_CLIPPED
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, reference_clipping, shows_clipping
 from jaxddp.parity.compare.finite import NotFinite, first_not_finite
 from jaxddp.parity.compare.free_running import drifts, free_running, grown_rounding
 from jaxddp.parity.compare.idle import idle
-from jaxddp.parity.compare.judge import reference_clipping, shows_clipping
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.diagnosis.cause_lines import START, with_function_lines
 from jaxddp.parity.diagnosis.differences import find_differences

@@ -1,11 +1,12 @@
-"""Clip gradients in NumPy, as torch.nn.utils.clip_grad_norm_ and clip_grad_value_ do."""
+"""Clip gradients in NumPy, as torch.nn.utils.clip_grad_norm_ and clip_grad_value_ do, and what a record shows of it."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.records import Tensors, stage_norm
+from jaxddp.parity.port import Facts
+from jaxddp.parity.records import Record, Tensors, full_norm, of_loss, stage_norm
 
 TORCH_EPSILON = 1e-6
 
@@ -56,3 +57,33 @@ class Clipping:
 
 
 NOT_CLIPPED = Clipping()
+
+
+def mean_gradients(torch: Record, jax: Record, shown: bool = False) -> tuple[Tensors, float]:
+    """Return the mean over the replicas of the gradients of jax's loss, and the norm of the mean.
+
+    Where records hold excerpts, the norm is as much larger than that of the excerpts as torch's is.
+
+    Args:
+        torch, jax: records of one step.
+        shown: take the local gradients that a `flax_step` shows, if it does.
+    """
+    local = jax.get("local_gradients") if shown else None
+    mean = {name: x.mean(0) for name, x in (local or of_loss(jax, "local_gradients")).items()}
+    return mean, beyond_excerpts(torch) * stage_norm(mean)
+
+
+def beyond_excerpts(torch: Record) -> float:
+    """Return the norm of the reference's gradients over that of what the record holds of them, 1 if that is all."""
+    of_excerpts = stage_norm(torch["gradients"])
+    return full_norm(torch, "gradients") / of_excerpts if of_excerpts else 1.0
+
+
+def reference_clipping(facts: Facts) -> Clipping:
+    """Return how the reference clips gradients."""
+    return Clipping(facts.clip_grad_norm, largest=facts.clip_grad_value)
+
+
+def shows_clipping(jax: Record, facts: Facts) -> bool:
+    """Return whether jax's record shows the clipped gradients and not only their effect on the updates."""
+    return "clipped_gradients" in jax and not facts.clips_inside

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxddp.parity.case_interface import LOCAL_STAGES
-from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, mean_gradients, reference_clipping, shows_clipping
 from jaxddp.parity.compare.rates import shares_of_float32
 from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.findings import ORDER, StageResult
@@ -215,36 +215,6 @@ def rate_in_float32(torch: StoredRecord, jax: Record, peak: float) -> dict[str, 
 def _rate_off(torch: StoredRecord, shares: Mapping[str, float], peak: float) -> float:
     groups = [group for group in torch.notes["groups"] if group["names"]]
     return max((relative(abs(shares[g["names"][0]] - 1) * g["lr"], peak) for g in groups), default=0.0)
-
-
-def mean_gradients(torch: Record, jax: Record, shown: bool = False) -> tuple[Tensors, float]:
-    """Return the mean over the replicas of the gradients of jax's loss, and the norm of the mean.
-
-    Where records hold excerpts, the norm is as much larger than that of the excerpts as torch's is.
-
-    Args:
-        torch, jax: records of one step.
-        shown: take the local gradients that a `flax_step` shows, if it does.
-    """
-    local = jax.get("local_gradients") if shown else None
-    mean = {name: x.mean(0) for name, x in (local or of_loss(jax, "local_gradients")).items()}
-    return mean, beyond_excerpts(torch) * stage_norm(mean)
-
-
-def beyond_excerpts(torch: Record) -> float:
-    """Return the norm of the reference's gradients over that of what the record holds of them, 1 if that is all."""
-    of_excerpts = stage_norm(torch["gradients"])
-    return full_norm(torch, "gradients") / of_excerpts if of_excerpts else 1.0
-
-
-def reference_clipping(facts: Facts) -> Clipping:
-    """Return how the reference clips gradients."""
-    return Clipping(facts.clip_grad_norm, largest=facts.clip_grad_value)
-
-
-def shows_clipping(jax: Record, facts: Facts) -> bool:
-    """Return whether jax's record shows the clipped gradients and not only their effect on the updates."""
-    return "clipped_gradients" in jax and not facts.clips_inside
 
 
 def _same_examples(torch: Record, jax: Record, facts: Facts) -> list[int]:

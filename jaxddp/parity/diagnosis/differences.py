@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 
 from jaxddp.parity.case_interface import LOCAL_STAGES
-from jaxddp.parity.compare.clipping import NOT_CLIPPED
-from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located, beyond_excerpts, reference_clipping
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, beyond_excerpts, reference_clipping
+from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located
 from jaxddp.parity.diagnosis.as_differences import CUT_SHORT, as_differences, joined
 from jaxddp.parity.diagnosis.cause_lines import (
     CLIPPED,

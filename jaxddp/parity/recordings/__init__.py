@@ -5,7 +5,7 @@ names.py    pairs JAX's arrays with torch's tensors, by names, shapes, order and
 aligned.py  brings a stage of JAX into torch's names and layouts, excerpts too
 samples.py  identifies the examples of both sides
 judge.py    judges each stage of each step, given its inputs; judgement.py holds what it finds
-clipping.py what a side does to its gradients before its optimizer gets them
+clipping_rule.py  what a side does to its gradients before its optimizer gets them
 causes.py   names causes: the only module that runs searches of jaxddp.parity.diagnosis
 remarks.py  what the recordings do not show
 compare.py  all of these in order, as the findings of a check

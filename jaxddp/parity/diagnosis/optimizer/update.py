@@ -7,8 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
-from jaxddp.parity.compare.judge import Located, mean_gradients, reference_clipping, shows_clipping
+from jaxddp.parity.compare.clipping import (
+    NOT_CLIPPED,
+    Clipping,
+    mean_gradients,
+    reference_clipping,
+    shows_clipping,
+)
+from jaxddp.parity.compare.judge import Located
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.micro_batches import not_divided
