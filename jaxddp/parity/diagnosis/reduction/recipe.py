@@ -99,8 +99,9 @@ class ReductionRecipe:
 
     def _of_micro_batches(self, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Return each micro-batch's share of its replica's gradient, (W, A, ...)."""
-        factors = weights(self.over, counts) * (1 if self.divide else counts.shape[1])
-        return sums * factors.reshape(*counts.shape, *(1,) * (sums.ndim - 2))
+        with np.errstate(divide="ignore", invalid="ignore"):  # a micro-batch without a label has the mean 0/0
+            factors = weights(self.over, counts) * (1 if self.divide else counts.shape[1])
+            return sums * factors.reshape(*counts.shape, *(1,) * (sums.ndim - 2))
 
     def _reduced(self, local: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         kept = self.not_averaged if self.synchronised else local.keys()
