@@ -19,7 +19,7 @@ from jaxddp.parity.port.rules import Names
 from jaxddp.parity.recordings import causes
 from jaxddp.parity.recordings.aligned import Alignment
 from jaxddp.parity.recordings.clipping_rule import clipping_of
-from jaxddp.parity.recordings.judge import ALLOWED, MOST_APART, Judge, contiguous
+from jaxddp.parity.recordings.judge import ALLOWED, MOST_APART, Judge, contiguous, replayed
 from jaxddp.parity.recordings.judgement import RecordedJudgement
 from jaxddp.parity.recordings.names import Twins, find_twins
 from jaxddp.parity.recordings.remarks import are_paired, remarks
@@ -31,7 +31,9 @@ NEEDS = (
     "a replay of the loss, which a recording does not hold: put both models and losses into a port file, "
     "python -m jaxddp.parity PORT.py"
 )
-NEEDS_GRADIENTS = "the gradients, from which torch's optimizer is replayed: give grads to jax's step"
+NEEDS_GRADIENTS = (
+    "the gradients of all steps from the first on, from which torch's optimizer is replayed: give grads to jax's step"
+)
 START_FIX = (
     "save torch's weights as safetensors and convert them for the jax model: python -m jaxddp.parity.convert PORT.py "
     "WEIGHTS.safetensors OUT.safetensors, or load them by the names above"
@@ -224,39 +226,41 @@ class Comparison:
                 return
 
     def _updates(self) -> Iterator[Difference]:
-        """Judge JAX's updates by torch's optimizer, given JAX's own gradients, and yield what differs."""
-        judgement, alignment = self._judgement, self._alignment
-        if located := judgement.first.get("update"):
+        """Yield what differs of JAX's updates, with names where torch's optimizer is replayed."""
+        numbers = replayed(self._judgement.numbers, self._jax_run)
+        updates = None if self._alignment is None or not numbers else self._replay(self._alignment, numbers)
+        located = self._judgement.first.get("update")
+        if located is None:
+            return
+        if updates is None or located.step not in numbers:
             yield _difference("update", located, needs=NEEDS_GRADIENTS)
             return
-        shown = {s.number for s in self._jax if s["gradients"] and s["update"] and s["params"]}
-        numbers = [n for n in contiguous(judgement.numbers) if n in shown]
-        if alignment is None or numbers != contiguous(numbers) or not numbers:
-            return
+        coarse = "updates are too small beside the parameters for a name; give updates to jax's step"
+        detail = coarse if updates.ruling.cut_short else "given jax's own gradients and parameters"
+        yield from self._explained("update", located, updates.ruling, detail)
+
+    def _replay(self, alignment: Alignment, numbers: list[int]) -> causes.Updates | None:
+        """Judge the updates of some steps by torch's optimizer, given JAX's own gradients; None: it is not possible."""
+        judgement = self._judgement
         if self._clipping is None and not self._jax[0]["clipped_gradients"]:
             says = "torch changes its gradients before the optimizer by a rule that is not clipping by norm or value"
             self._problems.append(Problem("torch", "clipped_gradients", f"{says}; give clipped_grads to jax's step"))
-            return
+            return None
         clipping = self._clipping or NOT_CLIPPED
         updates = causes.of_updates(self._torch_run, self._jax_run, alignment, numbers, clipping)
         rates = [rate for number in numbers if (rate := _rate(self._jax_run.steps[number].notes)) is not None]
         has_rates = "hyperparameters" in judgement.first and len(rates) == len(numbers)
-        if (
-            updates.residuals and not updates.ruling.named and has_rates
-        ):  # what else than the rates differs may have a name
+        if updates.residuals and not updates.ruling.named and has_rates:  # what else differs may have a name
             others = causes.of_updates(self._torch_run, self._jax_run, alignment, numbers, clipping, rates)
             self._given_rates = bool(others.ruling.named) or not _differs(others)
             updates = others if self._given_rates else updates
         if updates.residuals is None:
             kind = self._torch_run.header["optimizer"]
             self._problems.append(Problem("torch", "update", f"{kind} cannot be replayed; its updates are not judged"))
-            return
+            return None
         for number, of_step in zip(numbers, updates.residuals, strict=True):
             judgement.note("update", judgement.numbers.index(number), of_step, updates.floor, True)
-        if located := judgement.first.get("update"):
-            coarse = "updates are too small beside the parameters for a name; give updates to jax's step"
-            detail = coarse if updates.ruling.cut_short else "given jax's own gradients and parameters"
-            yield from self._explained("update", located, updates.ruling, detail)
+        return updates
 
     def _located(self, stage: str) -> list[Difference]:
         located = self._judgement.first.get(stage)

@@ -5,6 +5,7 @@ both sides begin with the same parameters and examples, up to rounding, and is a
 may make of it.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -26,7 +27,7 @@ ALLOWED = {
     "gradients": 500.0,  # measured: up to 20
     "buffers": 200.0,  # measured: up to 2
     "optimizer_state": 4000.0,  # measured: up to 20
-    "update": 1e5,  # where jax shows no gradients; measured: up to 60, but Adam makes full steps of small gradients
+    "update": 1e5,  # if it is not replayed; measured: up to 60, but Adam makes full steps of small gradients
     "params": 100.0,  # of the first step; measured: 0
 }
 # Norm of a gradient that is all rounding, such as that of a bias in front of BatchNorm, over the norm of all gradients,
@@ -69,9 +70,10 @@ class Judge:
         kinked = steps[0].notes.get("kinked")
         behind = None if kinked is None else frozenset(kinked)
         self._judgement = RecordedJudgement(numbers, noise=_noise(steps, self._epsilon), kinked=behind)
+        self._replayed = replayed(numbers, jax_run)
 
     def judge(self) -> RecordedJudgement:
-        """Compare all stages but updates of gradients that JAX shows, which need the reference's optimizer."""
+        """Compare all stages, and updates with torch's own unless the reference's optimizer is replayed for them."""
         judgement, highest = self._judgement, 0.0  # learning rate of torch so far
         for index, number in enumerate(judgement.numbers):
             torch, jax = self._torch.steps[number], self._jax.steps[number]
@@ -129,7 +131,7 @@ class Judge:
         if jax["gradients"]:
             of_tensors = _against(alignment.of_jax(jax["gradients"]), alignment.of_torch(torch["gradients"]))
             yield "gradients", _largest(of_tensors, _norms_apart(alignment, torch, jax))
-        if jax["update"] and not jax["gradients"]:
+        if jax["update"] and self._judgement.numbers[index] not in self._replayed:
             updates = alignment.of_jax(jax["update"]), alignment.of_torch(torch["update"])
             noise = self._judgement.noise
             yield "update", _against(*({n: x for n, x in side.items() if n not in noise} for side in updates))
@@ -237,6 +239,13 @@ def _of_states(jax: Tensors, torch: Tensors, optimizer: str) -> dict[str, float]
                 found |= residuals(of_jax, {key: x for key, x in of_torch.items() if key in of_jax})
                 break
     return found
+
+
+def replayed(numbers: Sequence[int], jax_run: Recording) -> list[int]:
+    """Return the steps for which torch's optimizer can be replayed on JAX's gradients: all from the first on."""
+    steps = [jax_run.steps[number] for number in contiguous(numbers)]
+    shown = itertools.takewhile(lambda step: step["gradients"] and step["update"] and step["params"], steps)
+    return [step.number for step in shown]
 
 
 def contiguous(numbers: Sequence[int]) -> list[int]:

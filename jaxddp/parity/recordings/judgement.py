@@ -64,7 +64,7 @@ class RecordedJudgement:
     def first(self) -> dict[str, Located]:
         """First difference of each stage that differs given its inputs."""
         differing = {stage: _beyond(steps) for stage, steps in self.judged.items() if stage not in self.tipped}
-        return {stage: steps[0] for stage, steps in differing.items() if steps}
+        return {stage: min(steps, key=lambda one: one.step) for stage, steps in differing.items() if steps}
 
     @property
     def tipped(self) -> dict[str, Located]:

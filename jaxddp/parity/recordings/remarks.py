@@ -29,7 +29,7 @@ def remarks(
         layers = listed([", ".join(group) for group in twins.by_order])
         yield f"Only their order pairs the layers {layers} with torch's; --names FILE says what is right."
     if not contiguous(judgement.numbers):
-        yield "The recordings do not begin at step 1, so the updates are not compared with the optimizer."
+        yield "The recordings do not begin at step 1, so updates are compared with torch's own, to about 1 %."
     for stage, tips in judgement.tips.items():
         worst = max(tip.residual for tip in tips)
         steps = f"step {tips[0].step} differs" if len(tips) == 1 else f"{len(tips)} steps differ"

@@ -174,6 +174,18 @@ def test_updates_without_their_gradients_are_compared_with_torchs(
     assert "give grads to jax's step" in str(report).replace("\n         ", " ")
 
 
+@pytest.mark.parametrize("recorded", [[3, 4], [1, 3]], ids=["later", "gap"])
+def test_updates_of_steps_that_cannot_be_replayed_are_compared_with_torchs(recorded: list[int], tmp_path: Path) -> None:
+    train_torch(tmp_path / "torch", recorded=recorded, make=lambda p: torch.optim.SGD(p, lr=0.1))
+    for name, late in (("equal", 0.1), ("late", 0.2)):
+        train_jax(
+            tmp_path / name, recorded=recorded, tx=optax.sgd(lambda n, late=late: jax.numpy.where(n < 2, 0.1, late))
+        )
+        report = compare_runs(tmp_path / "torch", tmp_path / name)
+        assert found(report) == ([] if name == "equal" else [("update", 3, "")]), str(report)
+        assert report.verdict == ("equal" if name == "equal" else "different")
+
+
 def test_a_loop_that_shows_no_update_is_compared_in_part(torch_run: Path, tmp_path: Path) -> None:
     for show in ((), ("grads",)):
         report = compared(torch_run, tmp_path / str(len(show)), show=show)
