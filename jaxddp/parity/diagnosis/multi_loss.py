@@ -27,7 +27,9 @@ from jaxddp.parity.records import NUMBER, Lazy, Tensors, of_loss
 
 NO_OPTIMIZER = "the step itself changes this tensor, and not one of torch's optimizers"
 FOLLOWS = 2.0  # an average of weights differs by no more than so many times what its weights' updates differ by
-EQUAL_LOSSES = "all losses are equal: look at what is differentiated, and where jax.lax.stop_gradient is applied"
+EQUAL_LOSSES = (
+    "all losses are equal: look at what is differentiated, where jax.lax.stop_gradient is applied, and at clipping"
+)
 NO_UPDATE = "torch's optimizer makes no update in this step"
 OF_MEAN = "it is the mean over the replicas; return each replica's own loss"
 BEHIND = "it follows the update of a large tensor, which is recorded only as an excerpt: no cause was sought"
