@@ -38,6 +38,7 @@ WRONG = {
     "clipping": (WIDE, [CLIPS, CLIPS_MORE], TORCH_CLIPS, "update", {"clip_norm", "lr_scaled"}),
     "sum": (WIDE, [], step(("pmean", "psum")), "gradients", {"sum_not_mean", "check_vma"}),
     "clipping, shown": (WIDE, [], step(CLIPS_EARLIER), "clipped_gradients", {"clip_norm"}),
+    "no mean": (WIDE, [], step(("jax.lax.pmean(local, ", "(lambda x, _: x)(local, ")), "gradients", {"no_sync"}),
     "no mean, hidden": (WIDE, [], step(("jax.lax.pmean(local, ", "(lambda x, _: x)(local, "), SHOWS_NOTHING), *NO_MEAN),
     "large, epsilon": (LARGER, [ADAMW, OTHER_EPSILON], "", "local_loss", {"norm_epsilon"}),
     "large, decay": (LARGER, [ADAMW, OTHER_DECAY], "", "update", {"decay_value"}),

@@ -177,7 +177,7 @@ def _explain_reduction(evidence: Evidence, searches: InterruptibleSearches) -> I
     stage = min(stages, key=lambda s: (first[s].step, stages.index(s)))
     start = first[stage].step - 1
     steps = tuple(range(start, min(start + REDUCTION_STEPS, len(evidence.jax))))
-    ruling = searches.run(lambda: _search_reduction(evidence, searches.workers, steps))
+    ruling = searches.run(lambda: _search_reduction(evidence, searches.workers, steps, stage))
     ruling = None if ruling is None else _possible(evidence, searches, ruling)
     functions = {OWN_LOCAL: IN_STEP, "clipped_gradients": CLIPPED}.get(stage, REDUCTION)
     yield from as_differences(evidence, stage, with_function_lines(evidence, searches, ruling, functions))
@@ -198,20 +198,22 @@ def _possible(evidence: Evidence, searches: InterruptibleSearches, ruling: Rulin
     return replace(ruling, named=left) if left else ruling
 
 
-def _search_reduction(evidence: Evidence, workers: Workers, steps: tuple[int, ...]) -> Ruling:
+def _search_reduction(evidence: Evidence, workers: Workers, steps: tuple[int, ...], stage: str) -> Ruling:
     scratch = Scratch()
     workers.jax.do(Micro(evidence.case, evidence.start, evidence.torch_folder, scratch.path, steps))
     facts = evidence.facts
     clipping = NOT_CLIPPED if facts.clips_inside else reference_clipping(facts)  # by the step, not by the optimizer
     reference = ReductionRecipe(over_of(facts.loss_normalization), clipping=clipping)
     micro = Records([scratch.path])
-    of_steps = Lazy(lambda: len(steps), lambda i: _reduction_step(evidence, micro[i], steps[i]))
+    # Of excerpts of gradients that differ, the norm is not known.
+    shown = SHOWN[:-1] if evidence.jax[0]["norms"] and stage != "clipped_gradients" else SHOWN
+    of_steps = Lazy(lambda: len(steps), lambda i: _reduction_step(evidence, micro[i], steps[i], shown))
     return explain_reduction(of_steps, reference, evidence.summary.tied, evidence.summary.sizes)
 
 
-def _reduction_step(evidence: Evidence, micro: StoredRecord, step: int) -> ReductionStep:
+def _reduction_step(evidence: Evidence, micro: StoredRecord, step: int, stages: Sequence[str]) -> ReductionStep:
     record, beyond = evidence.jax[step], beyond_excerpts(evidence.torch[step])
-    shown = {stage: _of_all(evidence, record, stage) for stage in SHOWN if stage in record}
+    shown = {stage: _of_all(evidence, record, stage) for stage in stages if stage in record}
     return ReductionStep(micro["counts"]["counts"], micro["sums"], micro.get("stale"), shown, beyond)
 
 
