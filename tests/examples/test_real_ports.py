@@ -42,7 +42,7 @@ BROKEN = [
     Broken("fine_tune", "update", "", "decay_mask", "weight decay also acts on bert.encoder"),
     Broken("equinox_mlp_mixer", "local_loss", "loss", "label_smoothing", "0.101010101, the reference has 0.1"),
     Broken("functions", "local_loss", "loss", "dropout_rate", "dropout rate 0.8 instead of 0.2"),
-    Broken("actor_critic", "gradients", "actor.", "no_sync", "not averaged over the replicas"),
+    Broken("actor_critic", "gradients", "actor.", "no_sync", "every replica keeps its own gradient"),
     Broken(
         "residual_convnet",
         "local_loss",
