@@ -200,6 +200,7 @@ RIGHT: dict[str, tuple[list[Change], str, set[str]]] = {
     "own step, hidden": ([], step(SHOWS_NOTHING), UNRESTRAINED - {"gradients"}),
     "own step, clipped by value": ([], step(*CLIPS_BY_VALUE), CLIPS),
     "own step, clipped by value, hidden": ([], step(*CLIPS_BY_VALUE, SHOWS_NOTHING), UNRESTRAINED - {"gradients"}),
+    "clipped by value": ([], "clip_grad_value = 0.01\n", CLIPS),
     "own step in the model's tree": ([MATRICES_DECAY], step(IN_OWN_TREE), CLIPS),
     "float32": (IN_FLOAT32, "", UNRESTRAINED),
     "with logits": (WITH_LOGITS, "", UNRESTRAINED),

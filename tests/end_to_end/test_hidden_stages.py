@@ -1,4 +1,4 @@
-"""Correct steps of a user's own are equal, whichever of their stages they show, and however they clip."""
+"""Steps of a user's own, whichever of their stages they show, and however they clip: right ones, and faults."""
 
 import pytest
 
@@ -76,3 +76,28 @@ def test_a_correct_step_is_equal(
     report = checked(*changes, more=more + step(*SHOWS[shows], *CLIPS[clips], *parts))
     assert report.verdict == "equal", report
     assert len(report.stages["update"].residuals) == 3
+
+
+TWO = "accumulation_steps = 2\nimport jaxddp.optim\n"
+NO_MEAN: Change = ("jax.lax.pmean(local, ", "(lambda x, _: x)(local, ")
+SUM: Change = ("jax.lax.pmean(local, ", "jax.lax.psum(local, ")
+NOT_DIVIDED: Change = ("sum(g) / 2", "sum(g)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "clips", "stage", "name"),
+    [
+        ([*SHOWS["local"], IN_PARTS, NOT_DIVIDED], "by norm", "local_gradients", "accumulation_not_divided"),
+        ([*SHOWS["local"], IN_PARTS, SUM], "by norm", "update", "sum_not_mean"),
+        ([IN_PARTS, NO_MEAN], "in the chain", "gradients", "no_sync"),
+    ],
+    ids=["the update follows", "the local ones are right", "the chain clips"],
+)
+def test_a_fault_is_named_and_no_other(
+    changes: list[Change], clips: str, stage: str, name: str, checked: Checked
+) -> None:
+    torch, jax, _ = OPTIMIZERS["sgd"]
+    optimizers = own_optimizers(torch, f"optax.chain({CLIPPING}, {jax})" if clips == "in the chain" else jax)
+    report = checked(optimizers, more=TWO + step(*CLIPS[clips], *changes))
+    (found,) = report.differences
+    assert (found.stage, found.cause and found.cause.names) == (stage, (name,)), report

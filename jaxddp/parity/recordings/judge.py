@@ -46,6 +46,7 @@ KINKED_GROWTH = 100.0
 # 14 of the 17 to 19 that are.
 LARGE = 0.05
 GRADIENTS = ("local_gradients", "gradients")
+BEHIND_KINKS = (*GRADIENTS, "optimizer_state", "update")
 LOOSE = 0.1  # residual beyond which nothing is judged if it would be allowed
 MOST_APART = 1e-3  # relative difference of the parameters beyond which losses and gradients are not judged
 RATES = {"learning_rate": "lr", "eps": "eps", "weight_decay": "weight_decay", "momentum": "momentum"}
@@ -157,7 +158,7 @@ class Judge:
         allowed = ALLOWED[stage] * self._epsilon + rounding
         judgement.allowed.setdefault(stage, allowed)
         if near:
-            moved = KINKED_GROWTH if judgement.kinked and stage in (*GRADIENTS, "optimizer_state") else MOVED_GROWTH
+            moved = KINKED_GROWTH if judgement.kinked and stage in BEHIND_KINKS else MOVED_GROWTH
             allowed += GROWTH * apart + moved * judgement.moved[index] * changed
             near = allowed <= LOOSE
         if near and stage in (*GRADIENTS, "update") and self._is_tip(index, of_tensors, allowed):

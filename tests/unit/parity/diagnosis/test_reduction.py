@@ -275,6 +275,14 @@ def test_another_norm_is_read_off_where_gradients_are_not_shown_or_are_excerpts(
         assert [one.says for one in ruling.named] == ["clipped at norm 0.3, the reference clips at norm 0.5"]
 
 
+def test_a_micro_batch_without_a_label_has_no_mean() -> None:
+    """Its 0/0 raises no warning, which would be an error here."""
+    step = replace(steps_of(Step())[0], counts=np.zeros((RANKS, PIECES)))
+    assert np.isnan(
+        ReductionRecipe().predict(replace(step, sums={"w": np.zeros((RANKS, PIECES, 2))}))["gradients"]["w"]
+    ).all()
+
+
 def test_gradients_that_are_nan_get_no_name() -> None:
     steps = active(steps_of(Sum()))
     steps[0].shown["gradients"]["fc.bias"][0, 0] = np.nan

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from jaxddp.parity import Recorder, Report, compare_runs
 from jaxddp.parity.recorder.kinks import behind_kinks
+from jaxddp.parity.recordings.judge import ALLOWED
 
 FEATURES, HIDDEN, CLASSES, EXAMPLES, STEPS = 8, 24, 4, 64, 4
 
@@ -61,8 +62,12 @@ def train_jax(
     tips: tuple[int, ...] = (),
     factors: tuple[float, float, float] = (1.0, 1.0, 1.0),
     act: Any = relu,
+    shows: bool = True,
 ) -> None:
-    """Train and record; at some steps a unit of the first layer tips, and layers' gradients have factors."""
+    """Train and record; at some steps a unit of the first layer tips, and layers' gradients have factors.
+
+    `shows`: whether the recorder is given gradients.
+    """
     state = torch_model().state_dict()
     params = {n: {"kernel": state[f"{n}.weight"].numpy().T, "bias": state[f"{n}.bias"].numpy()} for n in "024"}
     tx = optax.sgd(0.01)
@@ -85,7 +90,8 @@ def train_jax(
     recorder.watch(params)
     for step in range(1, STEPS + 1):
         loss, grads, updates, params, opt_state = step_of(params, opt_state, batch_of(step), step in tips)
-        recorder.step(batch_of(step), loss, grads=grads, updates=updates, params=params, opt_state=opt_state)
+        gradients = {"grads": grads, "opt_state": opt_state} if shows else {}
+        recorder.step(batch_of(step), loss, updates=updates, params=params, **gradients)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +104,26 @@ def torch_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compared(torch_run: Path, folder: Path, **options: Any) -> Report:
     train_jax(folder, **options)
     return compare_runs(torch_run, folder)
+
+
+@pytest.mark.parametrize(
+    ("tips", "factors", "equal"),
+    [((), (1.0, 1.0, 1.0), True), ((1, 2, 3, 4), (1.0, 1.0, 1.0), True), ((), (1.0, 1.0, 1.1), False)],
+    ids=["right", "tips", "wrong"],
+)
+def test_a_tipped_unit_is_no_difference_of_updates_whose_gradients_are_not_shown(
+    tips: tuple[int, ...],
+    factors: tuple[float, float, float],
+    equal: bool,
+    torch_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(ALLOWED, "update", 1e4)  # a tenth, so that these tips are beyond it
+    report = compared(torch_run, tmp_path / "jax", tips=tips, factors=factors, shows=False)
+    worst = max(report.stages["update"].residuals)
+    assert report.verdict == ("equal" if equal else "different"), str(report)
+    assert (worst > 1e-3) == bool(tips or not equal)  # measured: 1e-2 by tips; 1e-7 without
 
 
 @pytest.mark.parametrize(("tips", "says"), [((), ""), ((2,), "step 2 differs"), ((1, 2, 3, 4), "step 1 differs")])
