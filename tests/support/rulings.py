@@ -1,7 +1,7 @@
 """InterruptibleSearches of a diagnosis of model and loss, and checks of what they name."""
 
-from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.loss_causes import FLOOR, REPLAYS, ModelEvidence, search_model
+from jaxddp.parity.diagnosis.search.decide import Ruling
 
 EXPLAINED = 1e-13  # measured: up to 7.6e-15
 

@@ -6,8 +6,8 @@ from jaxddp.parity.catalogue import TorchOptimizer
 from jaxddp.parity.compare.examples import examples_in_words
 from jaxddp.parity.compare.judge import Located
 from jaxddp.parity.compare.patterns import pattern
-from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.evidence import Evidence
+from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
 from jaxddp.parity.findings import Cause, Difference, Quote
 from jaxddp.parity.operations import Lines
 from jaxddp.parity.records import KIND, NUMBER

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jaxddp.parity.catalogue import EDITS, is_of_optimizer
-from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
+from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.jax_side.equations import ReadEquations
 from jaxddp.parity.jax_side.optimizer_line import JaxOptimizerLine

@@ -21,7 +21,6 @@ from jaxddp.parity.diagnosis.cause_lines import (
     with_function_lines,
     with_optimizer_lines,
 )
-from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.first_layer import first_layer
 from jaxddp.parity.diagnosis.forward.rank_job import ForwardDiagnosis
@@ -31,6 +30,7 @@ from jaxddp.parity.diagnosis.multi_loss import differences_of_losses
 from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_update
 from jaxddp.parity.diagnosis.reduction.reduction_causes import SHOWN, ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
+from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.findings import Difference, Problem
 from jaxddp.parity.jax_side.child import Micro
 from jaxddp.parity.jax_side.port_lines import StepCollectives

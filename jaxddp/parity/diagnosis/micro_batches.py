@@ -15,6 +15,7 @@ import numpy as np
 
 MICRO_BATCH, RANK, ALL = "micro_batch", "rank", "global"
 STALE = "stale_parameters", "gradients at the parameters of the step before"  # fault, description
+SUMMED = "loss_scale", "a sum over the elements that count, the reference takes the mean"  # over each micro-batch
 # Range of a mean -> the fault of a port that has it in place of the reference's, and the mean in words.
 OVER = {
     MICRO_BATCH: ("mean_per_micro_batch", "a mean over each micro-batch's elements"),

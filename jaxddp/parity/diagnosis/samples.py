@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
+from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.fingerprints import (
     IDS,
     Fingerprints,

@@ -7,7 +7,6 @@ import numpy as np
 
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.compare.examples import examples_in_words
-from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
     OptimizerEvidence,
     OptimizerStep,
@@ -18,6 +17,7 @@ from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
 from jaxddp.parity.diagnosis.reduction.optimizer_gradients import explain_received
 from jaxddp.parity.diagnosis.reduction.reduction_causes import ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
+from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.recordings.aligned import Alignment, total_norm
 from jaxddp.parity.recordings.judge import coarseness
 from jaxddp.parity.recordings.run import RecordedStep, Recording

@@ -12,7 +12,7 @@ from jaxddp.parity.catalogue import TorchOptimizer
 from jaxddp.parity.compare.clipping import NOT_CLIPPED
 from jaxddp.parity.compare.judge import Located
 from jaxddp.parity.diagnosis.as_differences import causes_of, next_best
-from jaxddp.parity.diagnosis.decide import Ruling
+from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.environment import environment
 from jaxddp.parity.findings import ORDER, Cause, Difference, Problem, StageResult
 from jaxddp.parity.port.rules import Names

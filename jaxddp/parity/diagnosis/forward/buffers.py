@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.call_changes import batch_norm_sync, biased_variance, momentum
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
 from jaxddp.parity.diagnosis.forward.fault_lines import lines_of_items
-from jaxddp.parity.diagnosis.forward.fault_search import find_faults
-from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.forward.loss_causes import FLOOR, replays_of
 from jaxddp.parity.diagnosis.forward.replay import Arrays, ModelEvidence, Replay
 from jaxddp.parity.diagnosis.forward.sites import patches_of
+from jaxddp.parity.diagnosis.search.decide import Ruling
+from jaxddp.parity.diagnosis.search.fault_search import find_faults
+from jaxddp.parity.diagnosis.search.fit import Item, Stages, residual_at
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from jaxddp.parity.diagnosis.forward.fit import Item
 from jaxddp.parity.diagnosis.forward.signatures import parameters_of
+from jaxddp.parity.diagnosis.search.fit import Item
 from jaxddp.parity.operations import Moments, SourceLine
 
 Site = tuple[str, int]

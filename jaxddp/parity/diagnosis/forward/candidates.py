@@ -10,7 +10,6 @@ from torch import Tensor
 
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import MOVERS, edits_of_arguments
-from jaxddp.parity.diagnosis.forward.fit import IMPOSSIBLE
 from jaxddp.parity.diagnosis.forward.index_edits import shifts
 from jaxddp.parity.diagnosis.forward.reading import Parting
 from jaxddp.parity.diagnosis.forward.rewiring import edits_of_connections, edits_of_gradients
@@ -25,6 +24,7 @@ from jaxddp.parity.diagnosis.forward.several_calls import (
 )
 from jaxddp.parity.diagnosis.forward.sites import patches_of
 from jaxddp.parity.diagnosis.forward.substitutes import shared_factors, substitutes
+from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.operations import Operation, Results, are_near, moments, origins
 
 PLAIN = 3  # highest tier of an edit that cannot stand for many others

@@ -1,86 +1,47 @@
 """Local losses and gradients, combined from micro-batches in the reference's way or in a mistaken one."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from jaxddp.parity.compare.patterns import scaled
-from jaxddp.parity.diagnosis.forward.fit import Item, Stages
 from jaxddp.parity.diagnosis.forward.replay import ReplicaResult
 from jaxddp.parity.diagnosis.micro_batches import (
     MICRO_BATCH,
+    SUMMED,
     not_divided,
     other_means,
     over_of,
     summed_in_loss,
     weights,
 )
+from jaxddp.parity.diagnosis.search.fit import Stages
+from jaxddp.parity.diagnosis.search.scaled import Scaling
 
-SUM = "a sum over the elements that count, the reference takes the mean"
 
-
-@dataclass(frozen=True)
-class Combination(Item):
+@dataclass(frozen=True, kw_only=True)
+class Combination(Scaling):
     """A way to combine micro-batches and replicas.
 
     Attributes:
-        names: names of its faults; none for the reference's way.
-        what: description of the faults.
+        more: a second fault; "": there is none.
         over: range of the mean, see `micro_batches.weights`.
         loss_times, gradient_times: factors.
         shared: the loss reported is the sum over the replicas.
-        scaled: what a fitted factor applies to: "", "loss and gradients" or "gradients".
-        sizes: sizes of the batch, in words.
+        of_loss: a fitted factor multiplies the loss, too.
     """
 
-    names: tuple[str, ...]
-    what: str
+    more: str = ""
     over: str
     loss_times: float = 1.0
     gradient_times: float = 1.0
     shared: bool = False
-    scaled: str = ""
-    sizes: tuple[tuple[int, str], ...] = ()
+    of_loss: bool = False
 
     @property
     def faults(self) -> tuple[str, ...]:
         """Names of `catalogue.FAULTS`."""
-        return self.names
-
-    @property
-    def says(self) -> str:
-        """Description of the faults, with the fitted factor."""
-        return scaled(self.what, self.gradient_times, dict(self.sizes)) if self.scaled else self.what
-
-    @property
-    def reference(self) -> float | None:
-        """Factor that changes nothing; None: no factor is fitted."""
-        return 1.0 if self.scaled else None
-
-    @property
-    def start(self) -> float:
-        """Initial factor of the fit."""
-        return 2.0
-
-    @property
-    def value(self) -> float | None:
-        """Factor; None: no factor is fitted."""
-        return self.gradient_times if self.scaled else None
-
-    @property
-    def plausible(self) -> bool:
-        """Return whether the factor, or its inverse, is an integer or has few digits, so that a programmer chose it.
-
-        Other factors have other origins, such as the share of labels that are ignored.
-        """
-        factor = abs(self.gradient_times) or 1.0
-        return any(math.isclose(x, float(f"{x:.3g}")) or math.isclose(x, round(x)) for x in (factor, 1 / factor))
-
-    def at(self, value: float) -> "Combination":
-        """Return the fault with another factor."""
-        return replace(self, gradient_times=value, loss_times=value if self.scaled != "gradients" else 1.0)
+        return tuple(filter(None, (self.fault, self.more)))
 
     def excludes(self, other: object) -> bool:
         """Return whether the other fault is a way to combine, too."""
@@ -96,18 +57,21 @@ def combinations(
     [('loss_scale',), ('loss_scale',)]
     """
     reference = over_of(loss_normalization)
-    others = [((fault,), says, over) for over, fault, says in other_means(reference, world_size, micro_batches)]
-    for faults, says, over in (((), "", reference), *others):
-        if faults:
-            yield Combination(faults, says, over)
-        for name, factor, whats, shared, loss in _multiples(world_size, micro_batches if over == MICRO_BATCH else 1):
-            joined = " and ".join(filter(None, (says, whats)))
-            yield Combination((*faults, name), joined, over, loss, factor, shared)
+    others = [(fault, says, over) for over, fault, says in other_means(reference, world_size, micro_batches)]
+    for first, says, over in (("", "", reference), *others):
+        if first:
+            yield Combination(fault=first, what=says, over=over)
+        for name, times, whats, shared, loss in _multiples(world_size, micro_batches if over == MICRO_BATCH else 1):
+            fault, more = (first, name) if first else (name, "")
+            what = " and ".join(filter(None, (says, whats)))
+            yield Combination(
+                fault=fault, more=more, what=what, over=over, loss_times=loss, gradient_times=times, shared=shared
+            )
     if reference == MICRO_BATCH:
-        yield Combination(("loss_scale",), SUM, "")
-    for times in ("loss and gradients", "gradients"):
+        yield Combination(fault=SUMMED[0], what=SUMMED[1], over="")
+    for of_loss, what in ((True, "loss and gradients times"), (False, "gradients times")):
         known = tuple((sizes or {}).items())
-        yield Combination(("loss_scale",), f"{times} times", reference, scaled=times, sizes=known)
+        yield Combination(fault="loss_scale", what=what, over=reference, factor=1.0, of_loss=of_loss, sizes=known)
 
 
 def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[str, float, str, bool, float]]:
@@ -124,7 +88,7 @@ def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[str, float
 
 def reference_combination(loss_normalization: str) -> Combination:
     """Return the reference's way."""
-    return Combination((), "", over_of(loss_normalization))
+    return Combination(fault="", what="", over=over_of(loss_normalization))
 
 
 def counts_of(results: Sequence[ReplicaResult]) -> np.ndarray:
@@ -158,6 +122,8 @@ def combined(
             name: np.stack([sum(weight * piece.gradients[name] for weight, piece in pieces[rank]) for rank in wanted])
             for name in results[0].pieces[0].gradients
         }
-    multiplied = {name: combination.gradient_times * gradient for name, gradient in gradients.items()}
+    times = combination.gradient_times * combination.times
+    multiplied = {name: times * gradient for name, gradient in gradients.items()}
     reported = [sum(losses.values()) if combination.shared else losses[rank] for rank in wanted]
-    return {"local_loss": {"loss": combination.loss_times * np.array(reported)}, "local_gradients": multiplied}
+    of_loss = combination.loss_times * (combination.times if combination.of_loss else 1.0)
+    return {"local_loss": {"loss": of_loss * np.array(reported)}, "local_gradients": multiplied}

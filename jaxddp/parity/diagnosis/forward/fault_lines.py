@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
 from jaxddp.parity.diagnosis.forward.candidates import LEFT_OUT, LOOSE
-from jaxddp.parity.diagnosis.forward.fit import Item
 from jaxddp.parity.diagnosis.forward.reading import NO_TRACE, LossSubject, Parting, Reading, parted_with, program_of
+from jaxddp.parity.diagnosis.search.fit import Item
 from jaxddp.parity.operations import Lines, Operation, Operations, Results, SourceLine, needed_by, origins, readings
 from jaxddp.parity.user_code.stated import made_at
 

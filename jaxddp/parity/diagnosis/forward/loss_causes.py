@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.call_changes import (
     batch_norm_eval,
     batch_norm_sync,
@@ -32,8 +31,6 @@ from jaxddp.parity.diagnosis.forward.combined import (
     reference_combination,
 )
 from jaxddp.parity.diagnosis.forward.fault_lines import lines_of_items
-from jaxddp.parity.diagnosis.forward.fault_search import find_faults, worst_rank
-from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.forward.layout import flattened_axes, kernel_axes, same_padding
 from jaxddp.parity.diagnosis.forward.precision import reduced_precision
 from jaxddp.parity.diagnosis.forward.reading import Reading, parted_with
@@ -42,6 +39,9 @@ from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Rep
 from jaxddp.parity.diagnosis.forward.sites import beginning_in, between, patches_of
 from jaxddp.parity.diagnosis.forward.statistics import deviation, fast_variance
 from jaxddp.parity.diagnosis.micro_batches import STALE as STALE_PARAMETERS
+from jaxddp.parity.diagnosis.search.decide import Ruling
+from jaxddp.parity.diagnosis.search.fault_search import find_faults, worst_rank
+from jaxddp.parity.diagnosis.search.fit import Item, Stages, residual_at
 
 __all__ = ["FLOOR", "ModelEvidence", "ModelStep", "differs", "search_model"]
 

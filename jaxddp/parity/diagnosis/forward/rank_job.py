@@ -16,11 +16,11 @@ from torch import nn
 
 from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.convert import tied_names, under_all_names
-from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.buffers import explain_buffers
 from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence, ModelStep, differs, search_model
 from jaxddp.parity.diagnosis.forward.one_loss import LossOfStep, UnknownWeights
 from jaxddp.parity.diagnosis.forward.reading import Reading
+from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.diagnosis.threads import torch_threads
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of

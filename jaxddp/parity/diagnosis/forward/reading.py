@@ -7,7 +7,7 @@ from typing import Protocol
 
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import numbers_of
-from jaxddp.parity.diagnosis.forward.fit import Subject
+from jaxddp.parity.diagnosis.search.fit import Subject
 from jaxddp.parity.operations import Operation, Operations, SourceLine, differing, needed_by, readings
 
 NO_TRACE = (0.0, 1.0)  # numbers of a port that may leave no trace in its program: x + 0, 1 * x

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxddp.parity.catalogue import FAULTS
-from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.forward.candidates import LEFT_OUT, LOOSE, PLAIN, candidates
-from jaxddp.parity.diagnosis.forward.fault_search import Explanation, confirm, find_faults
-from jaxddp.parity.diagnosis.forward.fit import IMPOSSIBLE, Item, Stages, Subject
 from jaxddp.parity.diagnosis.forward.reading import NO_TRACE, LossSubject, Reading, parted_with
+from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
+from jaxddp.parity.diagnosis.search.fault_search import Explanation, confirm, find_faults
+from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Item, Stages, Subject
 
 BATCH = 96  # edits that are tried before it is asked whether one explains the difference
 PER_FAULT = 10  # replays for each edit

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.decide import Hypothesis
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.update_evidence import (
     OptimizerEvidence,
@@ -12,6 +11,7 @@ from jaxddp.parity.diagnosis.optimizer.update_evidence import (
     Tensors,
     replay,
 )
+from jaxddp.parity.diagnosis.search.decide import Hypothesis
 from jaxddp.parity.records import relative, stage_norm
 
 

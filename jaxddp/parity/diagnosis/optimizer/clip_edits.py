@@ -8,9 +8,9 @@ from operator import methodcaller
 import numpy as np
 
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete
-from jaxddp.parity.diagnosis.optimizer.fit import Unknown
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
+from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown
 from jaxddp.parity.diagnosis.wrong_clipping import ClippingFault, at_norm, by_value, wrong_clipping
 
 NORMS = (0.1, 0.5, 1.0, 5.0)  # starts of the search for a norm

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number, numbers
-from jaxddp.parity.diagnosis.optimizer.fit import Unknown
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
 from jaxddp.parity.diagnosis.optimizer.stock_step import StockStep
@@ -22,6 +21,7 @@ from jaxddp.parity.diagnosis.optimizer.trace_edits import (
     decay_without_rate,
     decoupled,
 )
+from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown
 
 NORMS = ("norm", "bn", "ln")  # in the names of normalisation layers
 EMBEDDINGS = ("emb", "wte", "wpe")  # in the names of embeddings

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
+from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown, Values
 
 
 @dataclass(frozen=True)

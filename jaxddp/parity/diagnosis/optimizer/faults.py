@@ -14,7 +14,6 @@ from jaxddp.parity.diagnosis.optimizer import trace_edits
 from jaxddp.parity.diagnosis.optimizer.clip_edits import clip_edits
 from jaxddp.parity.diagnosis.optimizer.decay import DECAY, decay_edits
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number, numbers, typical
-from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.rates_of_tensors import EQUAL, rates_of_tensors
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
@@ -22,6 +21,7 @@ from jaxddp.parity.diagnosis.optimizer.schedules import schedule_edits
 from jaxddp.parity.diagnosis.optimizer.trace_edits import TraceEdit
 from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence
 from jaxddp.parity.diagnosis.optimizer.warmup import warmup_edits
+from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown, Values
 
 LINEAR = ("SGD", "ASGD")  # whose updates are linear in the gradients
 # Parts of the state in words; "step" is said last.

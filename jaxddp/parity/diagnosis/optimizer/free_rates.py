@@ -6,11 +6,11 @@ import numpy as np
 
 from jaxddp.parity.compare.clipping import NOT_CLIPPED
 from jaxddp.parity.compare.rates import share_of
-from jaxddp.parity.diagnosis.decide import Hypothesis
 from jaxddp.parity.diagnosis.optimizer.edit import number
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.schedules import FAULT, STRAIGHT, column_of
 from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence, replay, residuals
+from jaxddp.parity.diagnosis.search.decide import Hypothesis
 
 
 def free_rates(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypothesis | None:

@@ -8,9 +8,9 @@ import numpy as np
 import optax
 from jax import numpy as jnp
 
-from jaxddp.parity.diagnosis.decide import Hypothesis
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence, residuals
+from jaxddp.parity.diagnosis.search.decide import Hypothesis
 
 Numbers = Mapping[str, float]
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from jaxddp.parity.diagnosis.optimizer.decay import listed
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
-from jaxddp.parity.diagnosis.optimizer.fit import Unknown
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
+from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown
 
 EQUAL = 1e-9  # misfit of a step or tensor that is equal
 DISTINCT = 4  # digits in which the rates of two groups differ

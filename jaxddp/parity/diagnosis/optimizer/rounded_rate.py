@@ -6,9 +6,9 @@ A rate that is itself a float32 number is allowed for, see `compare.rates`; one 
 import numpy as np
 
 from jaxddp.parity.compare.rates import is_float32, share_of
-from jaxddp.parity.diagnosis.decide import Hypothesis
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence, replay, residuals
+from jaxddp.parity.diagnosis.search.decide import Hypothesis
 
 ALLOWED = 5e-7  # of the largest rate; measured: 3e-8 (optax's cosine_onecycle_schedule), 2e-8 (torch's ASGD)
 

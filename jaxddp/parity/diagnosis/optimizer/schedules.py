@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
-from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
+from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown, Values
 
 FAULT = "schedule"
 FEWEST = 3  # rates that show a curve

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.decide import is_plain
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit
-from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
+from jaxddp.parity.diagnosis.search.decide import is_plain
+from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown, Values
 
 TWINS = {"loss_scale": "eps_value"}  # equivalent for an optimizer that divides gradients by their own scale
 TWINS_PART = frozenset({"adagrad_accumulator", "rmsprop_centred"})  # faults beside which twins are not equivalent

@@ -15,7 +15,6 @@ from jaxddp.parity.compare.clipping import (
     shows_clipping,
 )
 from jaxddp.parity.compare.judge import Located
-from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.micro_batches import not_divided
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
@@ -27,6 +26,7 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
 )
 from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
 from jaxddp.parity.diagnosis.reduction.faults import NO_MEAN, wrong_means
+from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, steps_in_memory
 

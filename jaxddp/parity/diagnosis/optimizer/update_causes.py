@@ -10,18 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.decide import SEPARATION, Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.optimizer.aliased import aliased
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit
 from jaxddp.parity.diagnosis.optimizer.faults import edits
-from jaxddp.parity.diagnosis.optimizer.fit import (
-    Values,
-    far_off,
-    polish,
-    round_values,
-    sensible,
-    solve,
-)
 from jaxddp.parity.diagnosis.optimizer.free_rates import free_rates
 from jaxddp.parity.diagnosis.optimizer.optax_rules import optax_rule
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
@@ -38,6 +29,16 @@ from jaxddp.parity.diagnosis.optimizer.update_evidence import (
     with_rates_of_float32,
 )
 from jaxddp.parity.diagnosis.optimizer.warmup import FAULT as WARMUP
+from jaxddp.parity.diagnosis.search.decide import SEPARATION, Hypothesis, Ruling, decide
+from jaxddp.parity.diagnosis.search.grow import grow
+from jaxddp.parity.diagnosis.search.nonlinear_fit import (
+    Values,
+    far_off,
+    polish,
+    round_values,
+    sensible,
+    solve,
+)
 from jaxddp.parity.diagnosis.threads import torch_threads
 
 __all__ = ["OptimizerEvidence", "OptimizerStep", "explain_optimizer", "reference_residuals"]
@@ -148,7 +149,6 @@ class _Search:
 
     def _grown(self, trials: Sequence[Trial], possible: Sequence[OptimizerEdit], size: int) -> list[Trial]:
         """Try the nearest trial of `size` edits with each further edit, then the next, until a new one explains it."""
-        grown: list[Trial] = []
         tried: set[tuple[OptimizerEdit, ...]] = set()
 
         def with_others(base: tuple[OptimizerEdit, ...]) -> list[Trial]:
@@ -157,13 +157,12 @@ class _Search:
             tried.update(new)
             return self._attempt(new)
 
-        for trial in sorted(trials, key=lambda trial: trial.residual)[: NEAREST[size]]:
-            grown += with_others(trial.edits)
-            if explaining := self._explained(grown):
-                # Other parts of it may also explain it together with another edit: then it is not certain.
-                parts = {part: None for one in explaining for part in itertools.combinations(one.edits, size)}
-                return grown + [more for part in parts for more in with_others(part)]
-        return grown
+        return grow(
+            (trial.edits for trial in sorted(trials, key=lambda trial: trial.residual)[: NEAREST[size]]),
+            with_others,
+            lambda trial: bool(self._explained([trial])),
+            lambda trial: itertools.combinations(trial.edits, size),
+        )
 
     def _attempt(self, combinations: Iterable[tuple[OptimizerEdit, ...]]) -> list[Trial]:
         trials = (self._screened(combination) for combination in combinations if _compatible(combination))

@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
-from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.schedules import STRAIGHT, column_of, curve_of, last_peak
+from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown, Values
 
 FAULT = "warmup_start"
 ENDS = {1: "ends a step later", -1: "ends a step earlier"}

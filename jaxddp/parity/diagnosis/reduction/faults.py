@@ -3,16 +3,21 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.compare.patterns import scaled
-from jaxddp.parity.diagnosis.micro_batches import MICRO_BATCH, STALE, not_divided, other_means, summed_in_loss
+from jaxddp.parity.diagnosis.micro_batches import (
+    MICRO_BATCH,
+    STALE,
+    SUMMED,
+    not_divided,
+    other_means,
+    summed_in_loss,
+)
 from jaxddp.parity.diagnosis.reduction.recipe import ReductionRecipe, ReductionStep
 from jaxddp.parity.diagnosis.reduction.wires import WIRES
+from jaxddp.parity.diagnosis.search.scaled import Scaling
 from jaxddp.parity.diagnosis.wrong_clipping import ClippingFault, at_norm, by_value, wrong_clipping
 from jaxddp.parity.records import stage_norm
 
@@ -21,21 +26,21 @@ MOST_LISTED = 4  # tensors in words
 NO_MEAN = "no_sync", "every replica keeps its own gradient"  # fault, description
 
 
-@dataclass(frozen=True)
-class ReductionEdit:
+@dataclass(frozen=True, kw_only=True)
+class ReductionEdit(Scaling):
     """A fault as a change of the recipe.
 
     Attributes:
         kind: edits of one kind exclude each other.
-        fault: a name of `catalogue.FAULTS`.
-        says: description of the fault.
-        change: function that makes the change.
+        change: makes the change, given the fitted factor, 1 if there is none.
     """
 
     kind: str
-    fault: str
-    says: str
-    change: Callable[[ReductionRecipe], ReductionRecipe]
+    change: Callable[[ReductionRecipe, float], ReductionRecipe]
+
+    def excludes(self, other: object) -> bool:
+        """Return whether the other fault is of the same kind."""
+        return isinstance(other, ReductionEdit) and other.kind == self.kind
 
 
 def wrong_means(world_size: int) -> list[tuple[str, float, str]]:
@@ -47,21 +52,21 @@ def wrong_means(world_size: int) -> list[tuple[str, float, str]]:
 
 
 def edits(
-    reference: ReductionRecipe, world_size: int, pieces: int, tied: Sequence[str], sizes: Mapping[int, str]
+    reference: ReductionRecipe, first: ReductionStep, tied: Sequence[str], sizes: Mapping[int, str]
 ) -> Iterator[ReductionEdit]:
     """Yield all mistakes that apply to a step.
 
     Args:
         reference: the torch side's reduction.
-        world_size: number of replicas.
-        pieces: number of micro-batches.
+        first: the first step that differs.
         tied: parameters that have two names.
         sizes: sizes of the batch, in words.
     """
+    world_size, pieces = first.counts.shape
     yield from _local_edits(reference, world_size, pieces)
-    others = [float(size) for size in sizes if size not in (world_size, pieces)]
-    for factor in (*others, *(1 / size for size in others)):
-        yield _edit("local", "loss_scale", scaled("local gradients times", factor, sizes), local_factor=factor)
+    yield _scaled("local", "local gradients times", sizes, lambda r, times: replace(r, local_factor=times))
+    if "local_gradients" in first.shown:  # else it has the same effect
+        yield _scaled("factor", "reduced gradients times", sizes, lambda r, times: replace(r, factor=times))
     yield from _reduction_edits(world_size)
     yield from _clip_edits(reference, world_size, tied)
 
@@ -70,6 +75,8 @@ def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> It
     """Yield mistakes in combining a replica's micro-batches."""
     for over, fault, says in other_means(reference.over, world_size, pieces):
         yield _edit("normalization", fault, says, over=over)
+    if reference.over == MICRO_BATCH:
+        yield _edit("normalization", *SUMMED, over="")
     if pieces > 1:
         fault, _, says = not_divided(pieces)
         yield _edit("normalization", fault, says, over=MICRO_BATCH, divide=False)
@@ -96,10 +103,6 @@ def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> It
 
 def _reduction_edits(world_size: int) -> Iterator[ReductionEdit]:
     """Yield mistakes in reducing the local gradients."""
-
-    def times(factor: float) -> Callable[[ReductionRecipe], ReductionRecipe]:
-        return lambda recipe: replace(recipe, factor=recipe.factor * factor)
-
     if world_size == 1:
         return
     n = world_size
@@ -112,7 +115,7 @@ def _reduction_edits(world_size: int) -> Iterator[ReductionEdit]:
         says = f"gradients times {n // local}: divided by {local} and not by {n} replicas"
         factors.append(("local_device_count", n / local, says))
     for fault, factor, says in factors:
-        yield ReductionEdit("factor", fault, says, times(factor))
+        yield _edit("factor", fault, says, factor=factor)
     yield _edit("reduction", *NO_MEAN, synchronised=False)
     says = f"{NO_MEAN[1]}, the gradient of a pmean of the loss"
     yield _edit("reduction", "collective_in_loss", says, synchronised=False)
@@ -162,12 +165,24 @@ def _rounded(value: float) -> float:
 
 def _clipping(wrong: ClippingFault) -> ReductionEdit:
     kind = "epsilon" if wrong.fault == "clip_epsilon" else "norm"
-    return ReductionEdit(kind, wrong.fault, wrong.says, methodcaller("with_clipping", **wrong.fields))
+
+    def change(recipe: ReductionRecipe, _: float) -> ReductionRecipe:
+        return recipe.with_clipping(**wrong.fields)
+
+    return ReductionEdit(kind=kind, fault=wrong.fault, what=wrong.says, change=change)
 
 
 def _edit(kind: str, fault: str, says: str, **fields: Any) -> ReductionEdit:
     """Return an edit that replaces fields of the recipe."""
-    return ReductionEdit(kind, fault, says, partial(replace, **fields))
+    return ReductionEdit(kind=kind, fault=fault, what=says, change=lambda recipe, _: replace(recipe, **fields))
+
+
+def _scaled(
+    kind: str, what: str, sizes: Mapping[int, str], change: Callable[[ReductionRecipe, float], ReductionRecipe]
+) -> ReductionEdit:
+    """Return an edit with a factor that is fitted."""
+    known = tuple(sizes.items())
+    return ReductionEdit(kind=kind, fault="loss_scale", what=what, change=change, factor=1.0, sizes=known)
 
 
 def aliases(reference: ReductionRecipe, step: ReductionStep, floor: float) -> Iterator[ReductionEdit]:

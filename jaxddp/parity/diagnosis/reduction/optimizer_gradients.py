@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.compare.residuals import norm
-from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.reduction.faults import NO_MEAN, wrong_means
 from jaxddp.parity.diagnosis.reduction.reduction_causes import FLOOR
+from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.records import Tensors, relative, stage_norm
 
 Received = tuple[Tensors, Tensors]  # JAX's, (W, ...), and torch's

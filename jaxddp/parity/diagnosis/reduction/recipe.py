@@ -9,7 +9,6 @@ import numpy as np
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.diagnosis.micro_batches import MICRO_BATCH, weights
 from jaxddp.parity.diagnosis.reduction.wires import mean_of
-from jaxddp.parity.records import relative, stage_norm
 
 Tensors = Mapping[str, np.ndarray]
 SHOWN = ("local_gradients", "gradients", "clipped_gradients")
@@ -123,17 +122,6 @@ class ReductionRecipe:
     def with_clipping(self, **fields: Any) -> "ReductionRecipe":
         """Return the recipe with other fields of its clipping."""
         return replace(self, clipping=replace(self.clipping, **fields))
-
-
-def residual_of(recipe: ReductionRecipe, step: ReductionStep) -> float:
-    """Return the largest ||predicted - shown|| of a tensor over the norm of its stage."""
-    predicted = recipe.predict(step)
-    worst = 0.0
-    for stage, shown in step.shown.items():
-        scales = stage_norm(shown), stage_norm(predicted[stage])
-        for name, value in shown.items():
-            worst = max(worst, relative(float(np.linalg.norm(predicted[stage][name] - value)), *scales))
-    return worst
 
 
 def _everywhere(local: np.ndarray, wire: str = "") -> np.ndarray:

@@ -4,16 +4,20 @@ Each hypothesis predicts the step's gradients from the gradients of each micro-b
 come from the port's loss, so they are correct whatever the step does with them.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
-from jaxddp.parity.diagnosis.reduction.faults import ReductionEdit, aliases, clip_values, edits, not_averaged
-from jaxddp.parity.diagnosis.reduction.recipe import SHOWN, ReductionRecipe, ReductionStep, residual_of
+from jaxddp.parity.diagnosis.reduction.faults import aliases, clip_values, edits, not_averaged
+from jaxddp.parity.diagnosis.reduction.recipe import SHOWN, ReductionRecipe, ReductionStep
+from jaxddp.parity.diagnosis.search.decide import Ruling
+from jaxddp.parity.diagnosis.search.fault_search import find_faults
+from jaxddp.parity.diagnosis.search.fit import Stages, residual_at
 
-__all__ = ["FLOOR", "SHOWN", "ReductionRecipe", "ReductionStep", "explain_reduction", "residual_of"]
+__all__ = ["FLOOR", "SHOWN", "ReductionRecipe", "ReductionStep", "explain_reduction"]
 
 FLOOR = 1e-12  # of the stage's norm; measured: right names up to 1e-15
+REPLAYS = 4000  # of a search; measured: up to 1,500
 
 
 def explain_reduction(
@@ -31,27 +35,54 @@ def explain_reduction(
         tied: parameters that have two names.
         sizes: sizes of the batch, in words.
         floor: the largest residual that counts as rounding.
+
+    Returns:
+        The ruling; nothing is named if nothing explains what is shown, or nothing differs there.
     """
-    if _tried((), reference, steps).residual <= floor:  # what differs is not shown to the search
+    subject = ReducedGradients(steps, reference)
+    probes = ((step, subject.ranks) for step in range(len(steps)))
+    probe = next((probe for probe in probes if residual_at(subject, probe) > floor), None)
+    if probe is None:
         return Ruling((), None)
-    world_size, pieces = steps[0].counts.shape
-    possible = [*edits(reference, world_size, pieces, tied, sizes or {}), *clip_values(reference, steps)]
-    possible += [*aliases(reference, steps[0], floor), *not_averaged(reference, steps[0], floor)]
-    singles = [_tried((edit,), reference, steps) for edit in possible]
-    ruling = decide(singles, floor)
-    if ruling.named:
-        return ruling
-    pairs = [(a, b) for a, b in itertools.combinations(possible, 2) if a.kind != b.kind]
-    return decide(singles + [_tried(pair, reference, steps) for pair in pairs], floor)
+    first = steps[probe[0]]
+    items = [*edits(reference, first, tied, sizes or {}), *clip_values(reference, steps)]
+    items += [*aliases(reference, first, floor), *not_averaged(reference, first, floor)]
+    return find_faults(subject, items, probe, floor, REPLAYS)[0]
 
 
-def _tried(edits: tuple[ReductionEdit, ...], reference: ReductionRecipe, steps: Sequence[ReductionStep]) -> Hypothesis:
-    recipe = reference
-    for edit in edits:
-        recipe = edit.change(recipe)
-    worst = 0.0
-    for step in steps:
-        worst = max(worst, residual_of(recipe, step))
-        if worst > 1.0:
-            break
-    return Hypothesis(tuple(e.fault for e in edits), "; ".join(e.says for e in edits), worst)
+@dataclass(frozen=True)
+class ReducedGradients:
+    """Gradients that a step shows, a `fit.Subject`.
+
+    Attributes:
+        of_steps: the steps.
+        reference: the torch side's reduction.
+    """
+
+    of_steps: Sequence[ReductionStep]
+    reference: ReductionRecipe
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return len(self.of_steps)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All replicas."""
+        return tuple(range(len(self.of_steps[0].counts)))
+
+    def observed(self, step: int, ranks: Sequence[int]) -> Stages:
+        """Return the gradients that JAX's step shows."""
+        return _of_ranks(self.of_steps[step].shown, ranks)
+
+    def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
+        """Return the reference's gradients with faults planted."""
+        recipe = self.reference
+        for item in items:
+            recipe = item.change(recipe, item.times)
+        return _of_ranks(recipe.predict(self.of_steps[step]), ranks)
+
+
+def _of_ranks(stages: Stages, ranks: Sequence[int]) -> Stages:
+    return {stage: {name: value[list(ranks)] for name, value in of.items()} for stage, of in stages.items()}

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from jaxddp.parity.diagnosis.cause_lines import with_optimizer_lines
-from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
+from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
 from jaxddp.parity.jax_side.optimizer_line import JaxOptimizerLine
 from jaxddp.parity.operations import Lines, OptimizerLines, SourceLine
 

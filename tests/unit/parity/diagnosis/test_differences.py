@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxddp.parity.compare.judge import Judgement, Located
 from jaxddp.parity.diagnosis.as_differences import CUT_SHORT, as_differences
-from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
+from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
 
 EVIDENCE: Any = SimpleNamespace(judgement=Judgement(first={"local_loss": Located(3, "loss", 0.5, 1e-12, "of rank 1")}))
 

@@ -10,12 +10,12 @@ from jax import numpy as jnp
 from torch import nn
 from torch.nn import functional as F
 
-from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.buffers import Buffers, explain_buffers
-from jaxddp.parity.diagnosis.forward.fit import residual_at
 from jaxddp.parity.diagnosis.forward.layout import kernel_axes
 from jaxddp.parity.diagnosis.forward.loss_causes import LossAndGradients
 from jaxddp.parity.diagnosis.forward.sites import trace
+from jaxddp.parity.diagnosis.search.decide import Ruling
+from jaxddp.parity.diagnosis.search.fit import residual_at
 from tests.support.rulings import check_named, explain_model
 from tests.support.twin_models import CONVNET, MLP, TRANSFORMER, Twins
 from tests.support.twins import evidence

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxddp.parity.diagnosis.forward.fit import Fit, Point
+from jaxddp.parity.diagnosis.search.fit import Fit, Point
 
 
 @dataclass(frozen=True)

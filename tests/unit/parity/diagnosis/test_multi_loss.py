@@ -12,13 +12,13 @@ from torch import nn
 
 from jaxddp.parity.compare.judge import Located
 from jaxddp.parity.diagnosis import multi_loss
-from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.forward.calls import CallEdit, Change
 from jaxddp.parity.diagnosis.forward.loss_causes import search_model
 from jaxddp.parity.diagnosis.forward.one_loss import LossOfStep, UnknownWeights
 from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
+from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
 from jaxddp.parity.jax_side.equations import read
 from jaxddp.parity.records import KIND, NUMBER
 from jaxddp.parity.torch_side.side import TorchStep

@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from jaxddp import optim
 from jaxddp.parity.compare.clipping import Clipping
-from jaxddp.parity.diagnosis.decide import SEPARATION, Ruling
 from jaxddp.parity.diagnosis.optimizer import program
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
     FLOOR,
@@ -23,6 +22,7 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
     reference_residuals,
 )
 from jaxddp.parity.diagnosis.optimizer.update_evidence import reference_program, replay, residuals
+from jaxddp.parity.diagnosis.search.decide import SEPARATION, Ruling
 from tests.faults.recipes import is_matrix as matrices
 from tests.support.faulty_optax import Transformation
 from tests.support.faulty_schedules import COSINE, cosine

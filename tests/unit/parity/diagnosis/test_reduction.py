@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from jaxddp.parity.compare.clipping import Clipping
-from jaxddp.parity.diagnosis.decide import SEPARATION
 from jaxddp.parity.diagnosis.micro_batches import ALL, MICRO_BATCH, RANK
 from jaxddp.parity.diagnosis.reduction.optimizer_gradients import explain_received
 from jaxddp.parity.diagnosis.reduction.reduction_causes import (
@@ -19,6 +18,7 @@ from jaxddp.parity.diagnosis.reduction.reduction_causes import (
     ReductionStep,
     explain_reduction,
 )
+from jaxddp.parity.diagnosis.search.decide import SEPARATION
 
 RANKS, PIECES = 4, 3
 SHAPES = {"fc.weight": (3, 2), "fc.bias": (2,), "out.weight": (2, 3), "out.bias": (5,)}
@@ -248,10 +248,38 @@ def test_two_faults_at_once_are_both_named() -> None:
     )
 
 
+def test_a_factor_that_no_size_explains_is_fitted() -> None:
+    def times(factor: float) -> type[Step]:
+        return faulty(reduced=lambda self, local: [scaled(total(local), factor / RANKS)] * RANKS)
+
+    says = {shown: _said(times(0.9)(), *shown) for shown in ((), ("gradients", "clipped_gradients"))}
+    assert says == {
+        (): ["reduced gradients times 0.9"],
+        ("gradients", "clipped_gradients"): ["local gradients times 0.9"],
+    }
+    assert _said(faulty(divisor=lambda self, *of: Step.divisor(self, *of) / 32)(), sizes={32: "the batch"}) == [
+        "a sum over the batch, the reference takes the mean: local gradients times 32"
+    ]
+    assert not _said(times(0.8712345)())  # nobody writes that
+    assert _said(faulty(reduced=times(0.9).reduced, clipped=NoEpsilon.clipped)()) == [
+        "reduced gradients times 0.9; clipping divides by the norm, to which the reference adds 1e-06"
+    ]
+
+
+def _said(port: Step, *shown: str, **options: Any) -> list[str]:
+    ruling = explain_reduction(active(steps_of(port, *shown)), CLIPPED, **options)
+    assert all(hypothesis.residual <= RIGHT for hypothesis in ruling.named)
+    return [hypothesis.says for hypothesis in ruling.named]
+
+
+def test_a_sum_over_the_elements_of_each_micro_batch_is_named() -> None:
+    assert named(faulty(divisor=lambda self, counts, rank, piece: PIECES)())[0] == {frozenset({"loss_scale"})}
+
+
 def test_a_fault_that_is_not_in_the_catalogue_gets_no_name() -> None:
-    port = faulty(reduced=lambda self, local: [scaled(total(local), 0.9 / RANKS)] * RANKS)
+    port = faulty(reduced=lambda self, local: [{name: x**3 for name, x in total(local).items()}] * RANKS)
     ruling = explain_reduction(active(steps_of(port())), CLIPPED)
-    assert not ruling.named
+    assert not ruling.named and not ruling.cut_short
     assert ruling.runner_up is not None and ruling.runner_up.residual > 1e-3
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
+from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.fingerprints import Fingerprints, differing_share
 
 RANKS, BATCH, SIZE = 2, 3, 20

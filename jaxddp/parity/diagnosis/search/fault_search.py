@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
-from jaxddp.parity.diagnosis.forward.fit import (
+from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
+from jaxddp.parity.diagnosis.search.fit import (
     IMPOSSIBLE,
     Budget,
     Differences,
@@ -16,6 +16,7 @@ from jaxddp.parity.diagnosis.forward.fit import (
     Subject,
     residual_at,
 )
+from jaxddp.parity.diagnosis.search.grow import grow
 
 FITTED = 12  # number of the nearest faults with a value that are fitted in full
 NEAR = 1000.0  # faults whose promised residual is below this many floors are fitted in full too
@@ -165,17 +166,14 @@ class Search:
 
     def pairs(self, singles: Sequence[Explanation]) -> list[Explanation]:
         """Try the nearest of some singles with each other fault, then the next, until a pair explains it."""
-        pairs: list[Explanation] = []
+        by_residual = sorted(singles, key=lambda explanation: explanation.residual)
         tried: list[Item] = []
-        for single in sorted(singles, key=lambda explanation: explanation.residual):
-            pairs += self._with_others(single.listed[0], tried)
-            if _explained(pairs, self._floor):
-                # The second fault may also explain it together with another: then neither pair is certain.
-                seconds = [pair.listed[-1] for pair in pairs if _explained([pair], self._floor)]
-                return pairs + [more for second in seconds for more in self._with_others(second, tried)]
-            if not self._budget.allows():
-                break
-        return pairs
+        return grow(
+            (single.listed[0] for single in by_residual if not tried or self._budget.allows()),
+            lambda first: self._with_others(first, tried),
+            lambda pair: _explained([pair], self._floor),
+            lambda pair: pair.listed[1:],
+        )
 
     def _with_others(self, first: Item, tried: list[Item]) -> list[Explanation]:
         """Pair a fault with each other fault, except those that were paired with all others before."""

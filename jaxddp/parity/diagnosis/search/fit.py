@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.decide import is_plain
+from jaxddp.parity.diagnosis.search.decide import is_plain
 
 ITERATIONS = 16  # of Broyden's method; measured: 2 to 9 reach the floor
 PATIENCE = 3  # iterations without progress that are tolerated: each improves the slopes

@@ -1,4 +1,9 @@
-"""Fit continuous values: least squares to the last digit, then round numbers."""
+"""Fit values that enter a replay nonlinearly: least squares to the last digit, then round numbers.
+
+An eps, a beta or a norm that clips bends an update, so that its fit needs several starts and slopes at every step; an
+optimizer's replay on a sample is fast enough for these. A loss's replay is not, and its numbers enter almost linearly:
+see `fit`.
+"""
 
 import itertools
 import math
