@@ -61,6 +61,7 @@ def edits(program: OptimizerProgram, sample: Sample, evidence: OptimizerEvidence
             schedule_edits(program, counts),
             warmup_edits(program),
             _scale(program, counts, evidence.sizes),
+            _hidden(evidence),
             clip_edits(program, sample, evidence.world_size),
             _unused(program),
             _restore(program),
@@ -129,6 +130,17 @@ def _scale(program: OptimizerProgram, counts: dict[int, str], sizes: Mapping[int
         (replace(unknown, likely=tuple(likely)),),
         frozenset({same}),
     )
+
+
+def _hidden(evidence: OptimizerEvidence) -> Iterator[OptimizerEdit]:
+    """Yield the factors of gradients that the port does not show; a loss scale of that size is one of these."""
+    for fault, times, says in evidence.factors:
+        change = partial(_scaled, times=times)
+        yield replace(discrete(fault, says, change), excludes=frozenset({"loss_scale"}))
+
+
+def _scaled(program: OptimizerProgram, times: float) -> OptimizerProgram:
+    return replace(program, scale=program.scale * times)
 
 
 def _unused(program: OptimizerProgram) -> Iterator[OptimizerEdit]:

@@ -35,22 +35,6 @@ CLOSE = 1e-9  # relative; of norms
 NEAR = 1e-6  # residual of an update whose learning rate is in float32; measured: up to 2e-7, at the end of a cosine
 
 
-class Unseen(NamedTuple):
-    """A reduction that shows only in the optimizer's update.
-
-    Attributes:
-        fault: a name of `catalogue.FAULTS`; "": no fault.
-        times: factor of the gradients before they are clipped.
-        says: description of the fault.
-        averaged: whether they are averaged over the replicas.
-    """
-
-    fault: str = ""
-    times: float = 1.0
-    says: str = ""
-    averaged: bool = True
-
-
 def differing_update(evidence: Evidence) -> tuple[Located | None, list[Problem]]:
     """Locate the first update of a port's `flax_step` that torch's optimizer would not have made.
 
@@ -122,7 +106,7 @@ def _clips_alone(record: StoredRecord, groups: list[dict[str, Any]], clipping: C
 
 def _restricted(evidence: Evidence, index: int, groups: list[dict[str, Any]]) -> OptimizerStep:
     """Return a step of one optimizer, which has these groups."""
-    step, share = _optimizer_step(evidence, index, Unseen()), 1.0
+    step, share = _optimizer_step(evidence, index), 1.0
     if evidence.facts.clips_inside:
         before, after = _norms(evidence.torch[index], groups)
         share = after / before if before else 1.0
@@ -163,50 +147,41 @@ def _explain(evidence: Evidence, given: OptimizerEvidence, near: float, deep: bo
     rounding = max(evidence.judgement.update_rounding, default=0.0)
     floor = FLOOR + min(rounding, LARGEST_ROUNDING)
     ruling = explain_optimizer(given, floor, near, deep)
-    unseen = [*_reductions(evidence)]
-    singles = [Hypothesis((way.fault,), way.says, _residual(evidence, way)) for way in unseen]
-    nearest = [ruling.runner_up] if ruling.runner_up else []
-    counted = any(single.residual <= floor for single in singles)
-    # Gradients times the number of replicas are a sum, though a loss scale of that size does the same.
-    named = [one for one in ruling.named if not (counted and one.faults == ("loss_scale",))]
-    alone = decide([*named, *singles, *nearest], floor)
-    if alone.named or not unseen or not deep:
+    if evidence.case.world_size == 1 or not _hides_mean(evidence):
+        return ruling
+    of_own, (fault, says) = _optimizer_evidence(evidence, averaged=False), NO_MEAN
+    left = [value for of_step in reference_residuals(of_own) or [] for value in of_step.values()]
+    others = [Hypothesis((fault,), says, max(left, default=math.inf)), *filter(None, [ruling.runner_up])]
+    alone = decide([*ruling.named, *others], floor)
+    if alone.named or not deep:
         return alone
-    pairs = [pair for way in unseen for pair in _with_optimizer(evidence, way, floor, near)]
-    return decide(pairs + singles + nearest, floor)
+    beside = explain_optimizer(of_own, floor, near).named
+    pairs = [replace(one, faults=(fault, *one.faults), says=f"{says}; {one.says}") for one in beside]
+    return decide([*pairs, *others], floor)
 
 
-def _reductions(evidence: Evidence) -> Iterator[Unseen]:
-    """Yield wrong factors of the gradients if the port's `flax_step` does not show its gradients."""
-    if not evidence.facts.custom_step or {"gradients", "clipped_gradients"} & set(evidence.jax[0]):
+def _hides_mean(evidence: Evidence) -> bool:
+    """Return whether a `flax_step` does not show its gradients after the mean over the replicas."""
+    return evidence.facts.custom_step and not {"gradients", "clipped_gradients"} & set(evidence.jax[0])
+
+
+def _hidden_factors(evidence: Evidence) -> Iterator[tuple[str, float, str]]:
+    """Yield fault, factor and description of wrong factors of the gradients that the port does not show."""
+    if not _hides_mean(evidence):
         return
-    world_size, pieces = evidence.case.world_size, evidence.facts.accumulation_steps
-    if world_size > 1:
-        yield from (Unseen(*way) for way in wrong_means(world_size))
-        yield Unseen(NO_MEAN[0], says=NO_MEAN[1], averaged=False)
-    if pieces > 1 and "local_gradients" not in evidence.jax[0]:
-        yield Unseen(*not_divided(pieces))
+    if evidence.case.world_size > 1:
+        yield from wrong_means(evidence.case.world_size)
+    if evidence.facts.accumulation_steps > 1 and "local_gradients" not in evidence.jax[0]:
+        yield not_divided(evidence.facts.accumulation_steps)
 
 
-def _residual(evidence: Evidence, way: Unseen) -> float:
-    """Return the residual that the reference's optimizer leaves, given gradients reduced in this way."""
-    residuals = reference_residuals(_optimizer_evidence(evidence, way))
-    return max((value for of_step in residuals or [] for value in of_step.values()), default=float("inf"))
-
-
-def _with_optimizer(evidence: Evidence, way: Unseen, floor: float, near: float) -> Iterator[Hypothesis]:
-    """Yield this reduction together with the faults that the optimizer then has."""
-    for named in explain_optimizer(_optimizer_evidence(evidence, way), floor, near).named:
-        yield replace(named, faults=(way.fault, *named.faults), says=f"{way.says}; {named.says}")
-
-
-def _optimizer_evidence(evidence: Evidence, way: Unseen | None = None) -> OptimizerEvidence:
-    way = way or Unseen()
+def _optimizer_evidence(evidence: Evidence, averaged: bool = True) -> OptimizerEvidence:
+    """Return what the optimizer did with its gradients; `averaged` false: with those of replica 0 alone."""
     count = min(len(evidence.torch), len(evidence.jax))
     held = steps_in_memory(evidence.judgement.shapes.values())
     return OptimizerEvidence(
         evidence.summary.optimizer,
-        Lazy(lambda: count, lambda index: _optimizer_step(evidence, index, way), keep=held),
+        Lazy(lambda: count, lambda index: _optimizer_step(evidence, index, averaged), keep=held),
         evidence.summary.rates,
         evidence.case.world_size,
         evidence.facts.accumulation_steps,
@@ -215,6 +190,7 @@ def _optimizer_evidence(evidence: Evidence, way: Unseen | None = None) -> Optimi
         evidence.summary.highest,
         evidence.judgement.update_rounding,
         evidence.summary.sizes,
+        tuple(_hidden_factors(evidence)) if averaged else (),
     )
 
 
@@ -227,14 +203,14 @@ def _shown(evidence: Evidence) -> bool:
     return shows_clipping(evidence.jax[0], evidence.facts)
 
 
-def _optimizer_step(evidence: Evidence, index: int, way: Unseen) -> OptimizerStep:
+def _optimizer_step(evidence: Evidence, index: int, averaged: bool = True) -> OptimizerStep:
     of_torch, of_jax = evidence.torch[index], evidence.jax[index]
     before = evidence.before(index)
     params = {name: before[name] for name in of_torch["update"]}
     shares = evidence.judgement.shares[index]
     update = {name: of_jax["update"][name] / (shares[name] or 1.0) for name in params}
     unused = frozenset(params.keys() - of_torch["clipped_gradients"])
-    given = _given(evidence, of_torch, of_jax, way)
+    given = _given(evidence, of_torch, of_jax, averaged)
     state = by_part(of_jax["optimizer_state"])
     return OptimizerStep(
         of_torch.notes["groups"], params, given.gradients, unused, update, state, given.clipped, given.norm, shares
@@ -249,7 +225,7 @@ class _Given(NamedTuple):
     clipped: float
 
 
-def _given(evidence: Evidence, of_torch: StoredRecord, of_jax: StoredRecord, way: Unseen) -> "_Given":
+def _given(evidence: Evidence, of_torch: StoredRecord, of_jax: StoredRecord, averaged: bool) -> "_Given":
     """Return the gradients that jax's optimizer got, clipped by norm."""
     facts = evidence.facts
     if _shown(evidence) or facts.multi_loss:
@@ -260,10 +236,9 @@ def _given(evidence: Evidence, of_torch: StoredRecord, of_jax: StoredRecord, way
         gradients, norm = shown["gradients"], full_norm(shown, "gradients")
     else:
         gradients, norm = mean_gradients(of_torch, of_jax, shown=True)
-        if not way.averaged:  # the update is that of replica 0
+        if not averaged:  # the update is that of replica 0
             gradients = {name: x[0] for name, x in of_jax["pure_local_gradients"].items()}
             norms = {name: x[0] for name, x in of_jax["local_norms"].items()}
             norm = full_norm({"pure_local_gradients": gradients, "norms": norms}, "pure_local_gradients")
-    share = float(reference_clipping(facts).factor(way.times * norm))
-    factor = way.times * share
-    return _Given({name: factor * value for name, value in gradients.items()}, factor * norm, share)
+    share = float(reference_clipping(facts).factor(norm))
+    return _Given({name: share * value for name, value in gradients.items()}, share * norm, share)

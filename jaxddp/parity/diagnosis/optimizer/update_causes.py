@@ -54,6 +54,7 @@ NEAREST = {
 }  # edits, and pairs, to which one more is added; measured: the 6th edit and the 1st pair are needed
 SAME_RATES = 1e-6  # relative; a rate may be a float32
 SCHEDULES = frozenset({WARMUP, SCHEDULE})
+COPIES = SCHEDULES | {"loss_scale"}  # what may do the same as a plainer fault
 
 
 def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] | None:
@@ -276,18 +277,23 @@ def _better_than_none(
 
 
 def _without_copies(explaining: list[Trial], reference: OptimizerProgram) -> list[Trial]:
-    """Drop another schedule that makes the same rates as a plainer fault, such as a shift by one step."""
-    rates = {trial: trial.program(reference, trial.values).lr for trial in explaining}
+    """Drop a schedule, or a fitted scale, with the same rates and the same scale as a plainer fault.
+
+    A shift by one step may make the same rates, and a sum over the replicas the same scale.
+    """
+    programs = {trial: trial.program(reference, trial.values) for trial in explaining}
 
     def weight(trial: Trial) -> tuple[int, bool]:
         return len(trial.values), not SCHEDULES.isdisjoint(trial.faults)
 
     def copies(trial: Trial, other: Trial) -> bool:
         plainer = len(other.edits) <= len(trial.edits) and weight(other) < weight(trial)
-        beside = set(trial.faults) - SCHEDULES
-        return plainer and beside <= set(other.faults) and np.allclose(rates[trial], rates[other], rtol=SAME_RATES)
+        beside = set(trial.faults) - COPIES
+        one, same = programs[trial], programs[other]
+        alike = np.allclose(one.lr, same.lr, rtol=SAME_RATES) and np.isclose(one.scale, same.scale)
+        return plainer and beside <= set(other.faults) and bool(alike)
 
-    others = [trial for trial in explaining if not SCHEDULES.isdisjoint(trial.faults)]
+    others = [trial for trial in explaining if not COPIES.isdisjoint(trial.faults)]
     copied = [trial for trial in others if any(copies(trial, other) for other in explaining)]
     return [trial for trial in explaining if trial not in copied]
 

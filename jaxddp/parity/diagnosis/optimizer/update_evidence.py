@@ -77,6 +77,7 @@ class OptimizerEvidence:
         clipping: how the reference clips; by norm, the steps' gradients have been clipped already. NOT_CLIPPED: it does
             not clip, or before the first stage that is given.
         sizes: sizes of the batch, in words.
+        factors: fault, factor and description of mistakes in the gradients that the port does not show.
     """
 
     kind: str
@@ -89,6 +90,7 @@ class OptimizerEvidence:
     highest: float = 0.0
     rounding: Sequence[float] = ()
     sizes: Mapping[int, str] = field(default_factory=dict)
+    factors: Sequence[tuple[str, float, str]] = ()
 
 
 def reference_program(evidence: OptimizerEvidence) -> OptimizerProgram | None:
