@@ -15,6 +15,8 @@ CLIPS = own_optimizers(
 )
 CLIPS_MORE: Change = ("clip_by_global_norm(g, 0.05)", "clip_by_global_norm(g, 0.02)")
 CLIPS_EARLIER: Change = ("minimum(1, clip_grad_norm /", "minimum(1, 0.02 /")
+KEEPS_LOCAL: Change = ("jax.lax.pmean(local, ", "(lambda x, _: x)(local, ")
+SHOWS_CLIPPED: Change = (SHOWS_NOTHING[0], '("clipped_gradients",)')
 NO_MEAN: tuple[str, set[str]] = ("update", {"no_sync"})
 TORCH_CLIPS = "torch_clip_grad_norm = 0.05\n"
 
@@ -38,8 +40,9 @@ WRONG = {
     "clipping": (WIDE, [CLIPS, CLIPS_MORE], TORCH_CLIPS, "update", {"clip_norm", "lr_scaled"}),
     "sum": (WIDE, [], step(("pmean", "psum")), "gradients", {"sum_not_mean", "check_vma"}),
     "clipping, shown": (WIDE, [], step(CLIPS_EARLIER), "clipped_gradients", {"clip_norm"}),
-    "no mean": (WIDE, [], step(("jax.lax.pmean(local, ", "(lambda x, _: x)(local, ")), "gradients", {"no_sync"}),
-    "no mean, hidden": (WIDE, [], step(("jax.lax.pmean(local, ", "(lambda x, _: x)(local, "), SHOWS_NOTHING), *NO_MEAN),
+    "no mean": (WIDE, [], step(KEEPS_LOCAL), "gradients", {"no_sync"}),
+    "no mean, hidden": (WIDE, [], step(KEEPS_LOCAL, SHOWS_NOTHING), *NO_MEAN),
+    "no mean, clipped": (WIDE, [], step(KEEPS_LOCAL, SHOWS_CLIPPED), "clipped_gradients", {"no_sync"}),
     "large, epsilon": (LARGER, [ADAMW, OTHER_EPSILON], "", "local_loss", {"norm_epsilon"}),
     "large, decay": (LARGER, [ADAMW, OTHER_DECAY], "", "update", {"decay_value"}),
 }

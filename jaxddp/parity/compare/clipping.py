@@ -79,6 +79,24 @@ def beyond_excerpts(torch: Record) -> float:
     return full_norm(torch, "gradients") / of_excerpts if of_excerpts else 1.0
 
 
+def beyond_local_excerpts(jax: Record) -> np.ndarray:
+    """Return the same of each replica's gradients of jax's loss, (W,).
+
+    >>> norms = {"local_gradients:w": np.array([6.0])}
+    >>> beyond_local_excerpts({"local_gradients": {"w": np.array([[3.0]])}, "local_norms": norms})
+    array([2.])
+    """
+    stage = "pure_local_gradients" if "pure_local_gradients" in jax else "local_gradients"
+
+    def of_rank(rank: int) -> float:
+        known = {stage: jax[stage], "norms": jax.get("local_norms", {})}
+        own = {part: {name: x[rank] for name, x in of.items()} for part, of in known.items()}
+        of_excerpts = stage_norm(own[stage])
+        return full_norm(own, stage) / of_excerpts if of_excerpts else 1.0
+
+    return np.array([of_rank(rank) for rank in range(len(next(iter(jax[stage].values()))))])
+
+
 def reference_clipping(facts: Facts) -> Clipping:
     """Return how the reference clips gradients."""
     return Clipping(facts.clip_grad_norm, largest=facts.clip_grad_value)

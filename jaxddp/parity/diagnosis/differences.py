@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from jaxddp.parity.case_interface import LOCAL_STAGES
-from jaxddp.parity.compare.clipping import NOT_CLIPPED, beyond_excerpts, reference_clipping
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, beyond_excerpts, beyond_local_excerpts, reference_clipping
 from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located
 from jaxddp.parity.diagnosis.as_differences import CUT_SHORT, as_differences, joined
 from jaxddp.parity.diagnosis.cause_lines import (
@@ -212,9 +212,10 @@ def _search_reduction(evidence: Evidence, workers: Workers, steps: tuple[int, ..
 
 
 def _reduction_step(evidence: Evidence, micro: StoredRecord, step: int, stages: Sequence[str]) -> ReductionStep:
-    record, beyond = evidence.jax[step], beyond_excerpts(evidence.torch[step])
+    record = evidence.jax[step]
     shown = {stage: _of_all(evidence, record, stage) for stage in stages if stage in record}
-    return ReductionStep(micro["counts"]["counts"], micro["sums"], micro.get("stale"), shown, beyond)
+    beyond = beyond_excerpts(evidence.torch[step]), beyond_local_excerpts(record)
+    return ReductionStep(micro["counts"]["counts"], micro["sums"], micro.get("stale"), shown, *beyond)
 
 
 def _of_all(evidence: Evidence, record: StoredRecord, stage: str) -> Tensors:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxddp.parity.compare.clipping import (
     NOT_CLIPPED,
     Clipping,
+    beyond_local_excerpts,
     mean_gradients,
     reference_clipping,
     shows_clipping,
@@ -28,7 +29,7 @@ from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
 from jaxddp.parity.diagnosis.reduction.faults import NO_MEAN, wrong_means
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.findings import Problem
-from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, steps_in_memory
+from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, stage_norm, steps_in_memory
 
 LARGEST_ROUNDING = 1e-9  # of an update; coarser ones cannot support a name
 CLOSE = 1e-9  # relative; of norms
@@ -238,7 +239,6 @@ def _given(evidence: Evidence, of_torch: StoredRecord, of_jax: StoredRecord, ave
         gradients, norm = mean_gradients(of_torch, of_jax, shown=True)
         if not averaged:  # the update is that of replica 0
             gradients = {name: x[0] for name, x in of_jax["pure_local_gradients"].items()}
-            norms = {name: x[0] for name, x in of_jax["local_norms"].items()}
-            norm = full_norm({"pure_local_gradients": gradients, "norms": norms}, "pure_local_gradients")
+            norm = beyond_local_excerpts(of_jax)[0] * stage_norm(gradients)
     share = float(reference_clipping(facts).factor(norm))
     return _Given({name: share * value for name, value in gradients.items()}, share * norm, share)

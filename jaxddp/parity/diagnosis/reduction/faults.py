@@ -33,10 +33,17 @@ class ReductionEdit(Scaling):
     Attributes:
         kind: edits of one kind exclude each other.
         change: makes the change, given the fitted factor, 1 if there is none.
+        of_two: factors that two faults with names of their own make together.
     """
 
     kind: str
     change: Callable[[ReductionRecipe, float], ReductionRecipe]
+    of_two: tuple[float, ...] = ()
+
+    @property
+    def plausible(self) -> bool:
+        """Return whether a programmer chose the factor, and two others do not make it."""
+        return super().plausible and not np.isclose(self.of_two, self.times).any()
 
     def excludes(self, other: object) -> bool:
         """Return whether the other fault is of the same kind."""
@@ -64,9 +71,10 @@ def edits(
     """
     world_size, pieces = first.counts.shape
     yield from _local_edits(reference, world_size, pieces)
-    yield _scaled("local", "local gradients times", sizes, lambda r, times: replace(r, local_factor=times))
-    if "local_gradients" in first.shown:  # else it has the same effect
-        yield _scaled("factor", "reduced gradients times", sizes, lambda r, times: replace(r, factor=times))
+    of_two = (pieces * world_size, pieces / world_size) if min(first.counts.shape) > 1 else ()
+    for kind, which in (("local", "local"), ("factor", "reduced")):
+        if kind == "local" or "local_gradients" in first.shown:  # else both have the same effect
+            yield _fitted(kind, f"{which} gradients times", tuple(sizes.items()), of_two)
     yield from _reduction_edits(world_size)
     yield from _clip_edits(reference, world_size, tied)
 
@@ -177,12 +185,15 @@ def _edit(kind: str, fault: str, says: str, **fields: Any) -> ReductionEdit:
     return ReductionEdit(kind=kind, fault=fault, what=says, change=lambda recipe, _: replace(recipe, **fields))
 
 
-def _scaled(
-    kind: str, what: str, sizes: Mapping[int, str], change: Callable[[ReductionRecipe, float], ReductionRecipe]
-) -> ReductionEdit:
-    """Return an edit with a factor that is fitted."""
-    known = tuple(sizes.items())
-    return ReductionEdit(kind=kind, fault="loss_scale", what=what, change=change, factor=1.0, sizes=known)
+def _fitted(kind: str, what: str, sizes: tuple[tuple[int, str], ...], of_two: tuple[float, ...]) -> ReductionEdit:
+    """Return an edit with a factor of the local or of the reduced gradients that is fitted."""
+
+    def change(recipe: ReductionRecipe, times: float) -> ReductionRecipe:
+        return replace(recipe, local_factor=times) if kind == "local" else replace(recipe, factor=times)
+
+    return ReductionEdit(
+        kind=kind, fault="loss_scale", what=what, change=change, factor=1.0, sizes=sizes, of_two=of_two
+    )
 
 
 def aliases(reference: ReductionRecipe, step: ReductionStep, floor: float) -> Iterator[ReductionEdit]:

@@ -24,6 +24,7 @@ class ReductionStep:
         stale: these gradients at the parameters of the step before; None at the first step.
         shown: those stages of `SHOWN` that the port's step shows, (W, ...).
         beyond: norm of all gradients over that of the given ones, which may be excerpts.
+        local_beyond: the same of each replica's gradients, (W,).
     """
 
     counts: np.ndarray
@@ -31,6 +32,7 @@ class ReductionStep:
     stale: Tensors | None
     shown: Mapping[str, Tensors]
     beyond: float = 1.0
+    local_beyond: float | np.ndarray = 1.0
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,11 @@ class ReductionRecipe:
                 n: _everywhere(v[:, together].sum(1)) + v[:, np.logical_not(together)].sum(1) for n, v in micro.items()
             }
         elif self.clip_first:
-            gradients = self._reduced(self._clipped(local, local, step.beyond))
+            gradients = self._reduced(self._clipped(local, local, step))
         else:
             gradients = self._reduced(local)
         gradients |= {name: gradients[other].reshape(gradients[name].shape) for name, other in self.aliases}
-        clipped = gradients if self.clip_first else self._clipped(gradients, local, step.beyond)
+        clipped = gradients if self.clip_first else self._clipped(gradients, local, step)
         return {"local_gradients": local, "gradients": gradients, "clipped_gradients": clipped}
 
     def _of_micro_batches(self, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -110,12 +112,14 @@ class ReductionRecipe:
         }
 
     def _clipped(
-        self, gradients: dict[str, np.ndarray], local: dict[str, np.ndarray], beyond: float
+        self, gradients: dict[str, np.ndarray], local: dict[str, np.ndarray], step: ReductionStep
     ) -> dict[str, np.ndarray]:
         if self.clip_by == "tensor":
             whole = replace(self, clip_by="mean")
-            return {name: whole._clipped({name: value}, {}, beyond)[name] for name, value in gradients.items()}
-        share = self.clipping.factor(beyond * _norms(local if self.clip_by == "own" else gradients, self.twice))
+            return {name: whole._clipped({name: value}, {}, step)[name] for name, value in gradients.items()}
+        of_replicas = self.clip_by == "own" or self.clip_first or not self.synchronised
+        norms = _norms(local if self.clip_by == "own" else gradients, self.twice)
+        share = self.clipping.factor((step.local_beyond if of_replicas else step.beyond) * norms)
         scaled = {name: value * share.reshape(-1, *(1,) * (value.ndim - 1)) for name, value in gradients.items()}
         return {name: self.clipping.by_value(value) for name, value in scaled.items()}
 

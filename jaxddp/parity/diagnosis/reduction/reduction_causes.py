@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from jaxddp.parity.diagnosis.reduction.faults import aliases, clip_values, edits, not_averaged
 from jaxddp.parity.diagnosis.reduction.recipe import SHOWN, ReductionRecipe, ReductionStep
 from jaxddp.parity.diagnosis.search.decide import Ruling
@@ -81,7 +83,8 @@ class ReducedGradients:
         recipe = self.reference
         for item in items:
             recipe = item.change(recipe, item.times)
-        return _of_ranks(recipe.predict(self.of_steps[step]), ranks)
+        with np.errstate(all="ignore"):  # wild factors are tried on the way
+            return _of_ranks(recipe.predict(self.of_steps[step]), ranks)
 
 
 def _of_ranks(stages: Stages, ranks: Sequence[int]) -> Stages:

@@ -16,7 +16,7 @@ def grow(
     """Add each further fault to the nearest faults, then to the next nearest, until one explains everything.
 
     Another part of what then explains it may do so with another fault, too; then neither is certain. So each further
-    fault is added to these parts as well.
+    fault is added to these parts as well, and to the parts of what that finds.
 
     Args:
         nearest: faults that alone explain too little, the nearest first.
@@ -25,14 +25,18 @@ def grow(
         parts: the faults without one of them.
 
     >>> def with_others(one: str) -> list[str]:
-    ...     return [one + other for other in "abc" if other != one]
-    >>> grow("abc", with_others, lambda pair: set(pair) in ({*"ac"}, {*"bc"}), lambda pair: pair[1:])
-    ['ab', 'ac', 'ca', 'cb']
+    ...     return [one + other for other in "abcd" if other != one]
+    >>> grow("abcd", with_others, lambda pair: {*pair} in ({*"ac"}, {*"bc"}), lambda pair: pair[1:])
+    ['ab', 'ac', 'ad', 'ca', 'cb', 'cd', 'ba', 'bc', 'bd']
     """
     tried: list[Tried] = []
+    done: set[Listed] = set()
     for faults in nearest:
+        done.add(faults)
         tried += with_others(faults)
-        if explaining := [one for one in tried if explains(one)]:
-            others = dict.fromkeys(part for one in explaining for part in parts(one))
-            return tried + [more for part in others for more in with_others(part)]
+        if any(map(explains, tried)):
+            break
+    while left := {part: None for one in tried if explains(one) for part in parts(one) if part not in done}:
+        done.update(left)
+        tried += [more for part in left for more in with_others(part)]
     return tried

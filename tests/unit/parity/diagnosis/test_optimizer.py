@@ -40,6 +40,7 @@ from tests.support.optimizer_ports import (
     momentum,
     rmsprop,
     same_adamw,
+    sgd,
 )
 from tests.support.optimizer_runs import matrices_decay, run, worst
 from tests.support.schedule_ports import OTHER_SCHEDULES, SCHEDULES
@@ -171,6 +172,26 @@ def test_a_number_that_nobody_writes_is_no_name(rate: float, plain: bool) -> Non
     ruling = explain_optimizer(run(adam, optax.adam(rate), steps=3), deep=False)
     assert named(ruling) == ({frozenset({"lr_scaled"})} if plain else set())
     assert ruling.runner_up is None or ruling.runner_up.plain
+
+
+HIDDEN = (("sum_not_mean", 2.0, "a sum"), ("averaged_twice", 0.5, "a mean of means"))
+
+
+@pytest.mark.parametrize(
+    ("torch_optimizer", "factor", "port", "causes"),
+    [
+        (sgd, 2.0, optax.sgd(0.1), [{"sum_not_mean"}, {"lr_scaled"}]),
+        (adam, 2.0, optax.adam(1e-3), [{"sum_not_mean"}]),
+        (adamw, 0.5, optax.adamw(1e-3, weight_decay=1e-4), [{"averaged_twice", "decay_value"}]),
+        (momentum, 2.0, optax.sgd(0.1, momentum=0.8), [{"sum_not_mean", "betas"}]),
+    ],
+)
+def test_a_factor_that_a_step_hides_is_named_alone_and_beside_another_fault(
+    torch_optimizer: Any, factor: float, port: Any, causes: list[set[str]]
+) -> None:
+    evidence = run(torch_optimizer, optax.chain(optax.scale(factor), port))
+    assert named(explain_optimizer(replace(evidence, factors=HIDDEN))) == {*map(frozenset, causes)}
+    assert not named(explain_optimizer(evidence)) & {*map(frozenset, causes[:1])}  # if the step shows it
 
 
 # torch's optimizer, the option that the port has otherwise, and what is said about it.

@@ -242,10 +242,9 @@ def test_two_faults_at_once_are_both_named() -> None:
     pairs, left = named(faulty(reduced=Sum.reduced, clipped=NoEpsilon.clipped)())
     assert frozenset({"sum_not_mean", "clip_epsilon"}) in pairs and left <= RIGHT
     assert all("clip_epsilon" in pair and len(pair) == 2 for pair in pairs)
-    assert (
-        frozenset({"accumulation_not_divided", "averaged_twice"})
-        in named(faulty(divisor=NotDivided.divisor, reduced=Twice.reduced)())[0]
-    )
+    for shown in (SHOWN, ["gradients"]):  # which shows their product alone
+        pairs, _ = named(faulty(divisor=NotDivided.divisor, reduced=Twice.reduced)(), *shown)
+        assert frozenset({"accumulation_not_divided", "averaged_twice"}) in pairs
 
 
 def test_a_factor_that_no_size_explains_is_fitted() -> None:
@@ -301,6 +300,20 @@ def test_another_norm_is_read_off_where_gradients_are_not_shown_or_are_excerpts(
         hidden = [replace(step, shown={"clipped_gradients": x}) for step, x in zip(steps, shown, strict=True)]
         ruling = explain_reduction(active(hidden), CLIPPED)
         assert [one.says for one in ruling.named] == ["clipped at norm 0.3, the reference clips at norm 0.5"]
+
+
+def test_a_missing_mean_is_named_where_each_replica_clips_excerpts_by_its_own_norm() -> None:
+    beyond = np.array([1.0, 3.0, 2.0, 5.0])
+    steps = [replace(step, local_beyond=beyond) for step in steps_of(Step())]
+    shown = [replace(CLIPPED, synchronised=False).predict(step)["clipped_gradients"] for step in steps]
+    clipped = [np.sqrt(sum((x[rank] ** 2).sum() for x in shown[0].values())) for rank in range(RANKS)]
+    np.testing.assert_allclose(clipped * beyond, 0.5, rtol=1e-4)  # measured: 2e-6, the epsilon
+    hidden = [replace(step, shown={"clipped_gradients": x}) for step, x in zip(steps, shown, strict=True)]
+    assert {one.faults for one in explain_reduction(active(hidden), CLIPPED).named} == {
+        ("no_sync",),
+        ("collective_in_loss",),
+    }
+    assert not explain_reduction([replace(step, local_beyond=1.0) for step in active(hidden)], CLIPPED).named
 
 
 def test_a_micro_batch_without_a_label_has_no_mean() -> None:
