@@ -72,9 +72,10 @@ def edits(
     world_size, pieces = first.counts.shape
     yield from _local_edits(reference, world_size, pieces)
     of_two = (pieces * world_size, pieces / world_size) if min(first.counts.shape) > 1 else ()
-    for kind, which in (("local", "local"), ("factor", "reduced")):
-        if kind == "local" or "local_gradients" in first.shown:  # else both have the same effect
-            yield _fitted(kind, f"{which} gradients times", tuple(sizes.items()), of_two)
+    # If the local gradients are not shown, to scale them or the reduced ones is the same.
+    apart = {"local": "local gradients", "factor": "reduced gradients"}
+    for kind, which in (apart if "local_gradients" in first.shown else {"local": "gradients"}).items():
+        yield _fitted(kind, f"{which} times", tuple(sizes.items()), of_two)
     yield from _reduction_edits(world_size)
     yield from _clip_edits(reference, world_size, tied)
 

@@ -254,7 +254,7 @@ def test_a_factor_that_no_size_explains_is_fitted() -> None:
     says = {shown: _said(times(0.9)(), *shown) for shown in ((), ("gradients", "clipped_gradients"))}
     assert says == {
         (): ["reduced gradients times 0.9"],
-        ("gradients", "clipped_gradients"): ["local gradients times 0.9"],
+        ("gradients", "clipped_gradients"): ["gradients times 0.9"],
     }
     assert _said(faulty(divisor=lambda self, *of: Step.divisor(self, *of) / 32)(), sizes={32: "the batch"}) == [
         "a sum over the batch, the reference takes the mean: local gradients times 32"
