@@ -7,9 +7,14 @@ import numpy as np
 
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
+from jaxddp.parity.diagnosis.optimizer.schedules import FAULT as SCHEDULE
+from jaxddp.parity.diagnosis.optimizer.warmup import FAULT as WARMUP
 from jaxddp.parity.diagnosis.search.decide import is_plain
 from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown, Values
 
+SAME_RATES = 1e-6  # relative; a rate may be a float32
+SCHEDULES = frozenset({WARMUP, SCHEDULE})
+COPIES = SCHEDULES | {"loss_scale"}  # what may do the same as a plainer fault
 TWINS = {"loss_scale": "eps_value"}  # equivalent for an optimizer that divides gradients by their own scale
 TWINS_PART = frozenset({"adagrad_accumulator", "rmsprop_centred"})  # faults beside which twins are not equivalent
 
@@ -67,3 +72,35 @@ class Trial:
     def says(self) -> str:
         left = iter(self.values)
         return "; ".join(edit.says(tuple(itertools.islice(left, len(edit.unknowns)))) for edit in self.edits)
+
+
+def without_copies(explaining: list[Trial], reference: OptimizerProgram) -> list[Trial]:
+    """Drop a schedule, or a fitted scale, with the same rates and the same scale as a plainer fault.
+
+    A shift by one step may make the same rates, and a sum over the replicas the same scale.
+    """
+    programs = {trial: trial.program(reference, trial.values) for trial in explaining}
+
+    def weight(trial: Trial) -> tuple[int, bool]:
+        return len(trial.values), not SCHEDULES.isdisjoint(trial.faults)
+
+    def copies(trial: Trial, other: Trial) -> bool:
+        plainer = len(other.edits) <= len(trial.edits) and weight(other) < weight(trial)
+        beside = set(trial.faults) - COPIES
+        one, same = programs[trial], programs[other]
+        alike = np.allclose(one.lr, same.lr, rtol=SAME_RATES) and np.isclose(one.scale, same.scale)
+        return plainer and beside <= set(other.faults) and bool(alike)
+
+    others = [trial for trial in explaining if not COPIES.isdisjoint(trial.faults)]
+    copied = [trial for trial in others if any(copies(trial, other) for other in explaining)]
+    return [trial for trial in explaining if trial not in copied]
+
+
+def plainest(explaining: list[Trial]) -> list[Trial]:
+    """Return the trial with the fewest edits for each set of faults; one with odd values only if none is round."""
+    by_merit = sorted(explaining, key=lambda trial: (len(trial.edits), len(trial.values), not trial.round))
+    some_round = [trial for trial in by_merit if trial.round]
+    fewest = len((some_round or by_merit)[0].edits) if by_merit else 0
+    one_each = {trial.faults: trial for trial in reversed(by_merit) if len(trial.edits) == fewest}.values()
+    kinds = {trial.kind for trial in some_round}
+    return [trial for trial in one_each if trial.round or not kinds or trial.kind in kinds]

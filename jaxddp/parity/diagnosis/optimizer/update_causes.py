@@ -18,8 +18,7 @@ from jaxddp.parity.diagnosis.optimizer.optax_rules import optax_rule
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.rounded_rate import rounded_rate
 from jaxddp.parity.diagnosis.optimizer.sample import Sample, survey, take_sample
-from jaxddp.parity.diagnosis.optimizer.schedules import FAULT as SCHEDULE
-from jaxddp.parity.diagnosis.optimizer.trial import Trial
+from jaxddp.parity.diagnosis.optimizer.trial import Trial, plainest, without_copies
 from jaxddp.parity.diagnosis.optimizer.update_evidence import (
     OptimizerEvidence,
     OptimizerStep,
@@ -28,7 +27,6 @@ from jaxddp.parity.diagnosis.optimizer.update_evidence import (
     residuals,
     with_rates_of_float32,
 )
-from jaxddp.parity.diagnosis.optimizer.warmup import FAULT as WARMUP
 from jaxddp.parity.diagnosis.search.decide import SEPARATION, Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.search.grow import grow
 from jaxddp.parity.diagnosis.search.nonlinear_fit import (
@@ -52,9 +50,6 @@ NEAREST = {
     1: 8,
     2: 3,
 }  # edits, and pairs, to which one more is added; measured: the 6th edit and the 1st pair are needed
-SAME_RATES = 1e-6  # relative; a rate may be a float32
-SCHEDULES = frozenset({WARMUP, SCHEDULE})
-COPIES = SCHEDULES | {"loss_scale"}  # what may do the same as a plainer fault
 
 
 def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] | None:
@@ -106,7 +101,8 @@ def explain_optimizer(
     with np.errstate(all="ignore"):  # wild values are tried on the way
         rounded = [*_with_rounded_rates([Trial(())], reference, evidence, floor)]
         alone = bool(rounded) or any(other.residual <= coarse for other in others)
-        pairs = deep and not tiny and not alone and reference.step.elementwise  # others take full tensors, and long
+        # Other optimizers than elementwise ones take full tensors, and long.
+        pairs = deep and not tiny and not alone and (reference.step.elementwise or bool(evidence.factors))
         with torch_threads(1):
             trials = search.run(edits(reference, sample, evidence), pairs)
         hypotheses = _confirmed(trials, reference, evidence, coarse)
@@ -115,7 +111,7 @@ def explain_optimizer(
         ruling = decide([*hypotheses, *others], floor)
         if not (ruling.named or rounded or tiny) and near:
             explaining = [trial for trial in trials if trial.residual <= near and trial.plain]
-            rounded = [*_with_rounded_rates(_sensible(explaining), reference, evidence, floor)]
+            rounded = [*_with_rounded_rates(plainest(explaining), reference, evidence, floor)]
     last = deep and (near or not reference.scheduled)  # faults beside rates in float32 are tried before
     if not (ruling.named or rounded or tiny) and last and (free := free_rates(evidence, reference)) is not None:
         rounded = [free]
@@ -226,8 +222,8 @@ def _confirmed(
     trials: list[Trial], reference: OptimizerProgram, evidence: OptimizerEvidence, floor: float
 ) -> list[Hypothesis]:
     """Return hypotheses; the residuals that decide are computed over the full run."""
-    explaining = _without_copies([trial for trial in trials if trial.residual <= floor], reference)
-    named = _hypotheses(_sensible(explaining), reference, evidence)
+    explaining = without_copies([trial for trial in trials if trial.residual <= floor], reference)
+    named = _hypotheses(plainest(explaining), reference, evidence)
     fewest = min((len(hypothesis.faults) for hypothesis in named), default=len(trials))
     others = [trial for trial in trials if trial.residual > floor and len(trial.edits) <= fewest]
     others.sort(key=lambda trial: trial.residual)
@@ -274,35 +270,3 @@ def _better_than_none(
     if none.residual <= floor:
         return []
     return [*(hypothesis for hypothesis in hypotheses if hypothesis.residual < none.residual), none]
-
-
-def _without_copies(explaining: list[Trial], reference: OptimizerProgram) -> list[Trial]:
-    """Drop a schedule, or a fitted scale, with the same rates and the same scale as a plainer fault.
-
-    A shift by one step may make the same rates, and a sum over the replicas the same scale.
-    """
-    programs = {trial: trial.program(reference, trial.values) for trial in explaining}
-
-    def weight(trial: Trial) -> tuple[int, bool]:
-        return len(trial.values), not SCHEDULES.isdisjoint(trial.faults)
-
-    def copies(trial: Trial, other: Trial) -> bool:
-        plainer = len(other.edits) <= len(trial.edits) and weight(other) < weight(trial)
-        beside = set(trial.faults) - COPIES
-        one, same = programs[trial], programs[other]
-        alike = np.allclose(one.lr, same.lr, rtol=SAME_RATES) and np.isclose(one.scale, same.scale)
-        return plainer and beside <= set(other.faults) and bool(alike)
-
-    others = [trial for trial in explaining if not COPIES.isdisjoint(trial.faults)]
-    copied = [trial for trial in others if any(copies(trial, other) for other in explaining)]
-    return [trial for trial in explaining if trial not in copied]
-
-
-def _sensible(explaining: list[Trial]) -> list[Trial]:
-    """Return the trial with the fewest edits for each set of faults; one with odd values only if none is round."""
-    by_merit = sorted(explaining, key=lambda trial: (len(trial.edits), len(trial.values), not trial.round))
-    some_round = [trial for trial in by_merit if trial.round]
-    fewest = len((some_round or by_merit)[0].edits) if by_merit else 0
-    one_each = {trial.faults: trial for trial in reversed(by_merit) if len(trial.edits) == fewest}.values()
-    kinds = {trial.kind for trial in some_round}
-    return [trial for trial in one_each if trial.round or not kinds or trial.kind in kinds]

@@ -194,6 +194,15 @@ def test_a_factor_that_a_step_hides_is_named_alone_and_beside_another_fault(
     assert not named(explain_optimizer(evidence)) & {*map(frozenset, causes[:1])}  # if the step shows it
 
 
+@pytest.mark.large
+def test_a_hidden_factor_is_named_beside_another_fault_of_an_optimizer_of_full_tensors() -> None:
+    port = optax.chain(optax.scale(2.0), optim.adafactor(1e-2, d=2.0))
+    evidence = run(partial(torch.optim.Adafactor, lr=1e-2), port, steps=2)
+    pair = frozenset({"sum_not_mean", "optimizer_option"})
+    assert pair in named(explain_optimizer(replace(evidence, factors=HIDDEN)))
+    assert not named(explain_optimizer(evidence))
+
+
 # torch's optimizer, the option that the port has otherwise, and what is said about it.
 OTHERS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("NAdam", {}, {"momentum_decay": 1e-3}, "momentum_decay 0.001, the reference has 0.004"),
