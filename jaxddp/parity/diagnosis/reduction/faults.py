@@ -1,7 +1,7 @@
 """Mistakes in the reduction and in clipping, as changes of the recipe."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from jaxddp.parity.diagnosis.wrong_clipping import ClippingFault, at_norm, by_va
 from jaxddp.parity.records import stage_norm
 
 TINY = 1e-9  # relative
+FEW = 5  # micro-batches of which any choice is tried
 MOST_LISTED = 4  # tensors in words
 NO_MEAN = "no_sync", "every replica keeps its own gradient"  # fault, description
 
@@ -78,6 +79,10 @@ def edits(
         yield _fitted(kind, f"{which} times", tuple(sizes.items()), of_two)
     yield from _reduction_edits(world_size)
     yield from _clip_edits(reference, world_size, tied)
+    for early in _subsets(pieces):
+        which = f"{', '.join(str(a + 1) for a in early)} {'are' if len(early) > 1 else 'is'}"
+        says = f"of {pieces} micro-batches only {which} averaged over the replicas"
+        yield _edit("reduction", "synchronised_early", says, early=frozenset(early))
 
 
 def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> Iterator[ReductionEdit]:
@@ -94,13 +99,6 @@ def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> It
             for divide, shares in ((True, ""), (False, ", as if there were no others")):
                 says = f"only the {which} of {pieces} micro-batches counts{shares}"
                 yield _edit("normalization", "micro_batches_lost", says, kept=kept, divide=divide)
-        for size in range(1, pieces):
-            for early in itertools.combinations(range(pieces), size):
-                which = ", ".join(str(a + 1) for a in early)
-                says = (
-                    f"of {pieces} micro-batches only {which} {'are' if size > 1 else 'is'} averaged over the replicas"
-                )
-                yield _edit("reduction", "synchronised_early", says, early=frozenset(early))
     if world_size > 1:
         fault, factor, says = summed_in_loss(world_size)
         yield _edit("local", fault, says, local_factor=factor)
@@ -108,6 +106,20 @@ def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> It
         yield _edit("local", "check_vma", f"{says}, and is averaged", summed_at_once=True)
         yield _edit("local", "check_vma", f"{says}, and is summed again", summed_at_once=True, factor=world_size)
     yield _edit("stale", *STALE, stale=True)
+
+
+def _subsets(pieces: int) -> Iterable[tuple[int, ...]]:
+    """Return some of the micro-batches: every choice of a few; of many, the first, the last, one, or all but one.
+
+    >>> len([*_subsets(3)]), len([*_subsets(8)])
+    (6, 26)
+    """
+    numbers = range(pieces)
+    if pieces <= FEW:
+        return itertools.chain.from_iterable(itertools.combinations(numbers, size) for size in range(1, pieces))
+    ends = [half for k in range(1, pieces) for half in (numbers[:k], numbers[k:])]
+    ones = [chosen for k in numbers for chosen in ([k], [*numbers[:k], *numbers[k + 1 :]])]
+    return dict.fromkeys(map(tuple, (*ends, *ones)))
 
 
 def _reduction_edits(world_size: int) -> Iterator[ReductionEdit]:
