@@ -71,6 +71,12 @@ def over_own_elements(micros: list[Micro]) -> tuple[jax.Array, Tree]:
     return loss / count, scaled(gradients, 1 / count)
 
 
+def summed(micros: list[Micro]) -> tuple[jax.Array, Tree]:
+    """Sum over each micro-batch's elements."""
+    sums = [Micro(micro.loss, scaled(micro.gradients, micro.count), None) for micro in micros]
+    return mean_of(micros)[0], scaled(total_of(sums)[1], 1 / len(micros))
+
+
 def rounded(dtype: Any) -> Any:
     """Average gradients over the replicas in 16 bits."""
 
@@ -263,6 +269,8 @@ PLANTED: dict[str, Planted] = {
         on("tokens_weighted") + on("tokens_weighted", world_size=4),
         "local_loss",
     ),
+    "loss_scale/reduced": Planted(step(reduce=lambda g: scaled(pmean(g), 0.9)), CLIPPED, "gradients"),
+    "loss_scale/summed": Planted(step(count=count_labels, combine=summed), on("tokens_weighted"), "local_gradients"),
     "auxiliary_loss_scaled": Planted(loss_is(everything_scaled), on("tokens_sum"), "local_loss"),
     # The penalty of a loss whose port leaves the decay to the optimizer.
     "auxiliary_loss_scaled/forgotten": Planted(loss_is(mlp_loss), on("mlp_penalty"), "local_loss"),
