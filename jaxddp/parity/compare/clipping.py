@@ -80,7 +80,7 @@ def beyond_excerpts(torch: Record) -> float:
 
 
 def beyond_local_excerpts(jax: Record) -> np.ndarray:
-    """Return the same of each replica's gradients of jax's loss, (W,).
+    """Return the norm of each replica's gradients of jax's loss over that of what the record holds of them, (W,).
 
     >>> norms = {"local_gradients:w": np.array([6.0])}
     >>> beyond_local_excerpts({"local_gradients": {"w": np.array([[3.0]])}, "local_norms": norms})
