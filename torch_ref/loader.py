@@ -1,7 +1,7 @@
 """Batches of a training set from torch's DataLoader and DistributedSampler, grouped by optimizer step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice, zip_longest
 from typing import Any
 
@@ -189,7 +189,7 @@ class Loader:
         for step in range(start_step, self.steps_per_epoch):
             batches = list(islice(micro_batches, self._accumulation_steps))
             if batches:
-                batches += [self._empty] * (self._micro_batches_in(step) - len(batches))
+                batches += [self._empty for _ in range(len(batches), self._micro_batches_in(step))]
                 yield [{name: x.to(self._device, non_blocking=True) for name, x in batch.items()} for batch in batches]
 
     def _read(self) -> Iterator[Batch]:
@@ -211,8 +211,9 @@ class Loader:
         where = self._dataset.source.where
         return TrainingError(f"{where}: {what}; the workers were reading the examples {examples}")
 
-    @property
+    @cached_property
     def _empty(self) -> Batch:
+        """Micro-batch without examples; read where it is needed, since a user's code may take long to read one."""
         return {name: x[:0] for name, x in self._dataset.batch([0]).items()}
 
     def _micro_batches_in(self, step: int) -> int:

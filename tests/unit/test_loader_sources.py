@@ -104,6 +104,25 @@ def by_rank(example: Any, rng: np.random.Generator) -> Any:
 GENERATOR = np.random.default_rng(0)
 
 
+@pytest.mark.parametrize(("size", "join", "more"), [(8, False, 0), (8, True, 0), (11, True, 1)])
+def test_torchs_loader_reads_each_example_once(size: int, join: bool, more: int) -> None:
+    """And one more for the shapes of the micro-batch of a rank that has no examples left."""
+    read: list[int] = []
+
+    def augment(example: Any, rng: np.random.Generator) -> Any:
+        read.append(int(example["x"]))
+        return example
+
+    options: dict[str, Any] = {"global_batch_size": 4, "accumulation_steps": 2, "shuffle": False, "join": join}
+    data = [{"x": index} for index in range(size)]
+    loader = TorchLoader(data, TrainConfig(**options), 2, [1], augment=augment)
+    for _ in (0, 1):
+        read.clear()
+        assert [*loader.epoch(0)]
+        assert sorted(read) == [0] * more + [*range(1, size, 2)]
+        more = 0
+
+
 def test_augmentation_that_depends_on_the_order_of_reading_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "augment", by_rank)
     ours = jaxs(3, epoch=1)
