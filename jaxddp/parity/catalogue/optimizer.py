@@ -48,6 +48,8 @@ def _masked_decay(known: Known) -> str:
 
 
 def _scale(known: Known) -> str:
+    if scaled := re.match("(?:local |reduced )?gradients times (.*)", known.says):
+        return f"leave the gradients as they are, without the factor {scaled[1]}"
     found = re.match("a (?:sum|mean) over (.*), the reference takes the (sum|mean)", known.says)
     if found is None:
         return ""

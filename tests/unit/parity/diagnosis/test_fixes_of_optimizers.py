@@ -133,7 +133,10 @@ def test_the_fix_of_a_mask_depends_on_what_the_reference_decays() -> None:
         ("ignore_index", "labels of -100 count in the mean", "labels != -100"),
         ("norm_epsilon", "under a root, eps 1e-06, the reference has 1e-05", "under the root"),
         ("norm_epsilon", "LayerNorm eps 1e-06, the reference has 1e-05", "nnx.LayerNorm"),
+        ("loss_scale", "reduced gradients times 0.9", "leave the gradients as they are, without the factor 0.9"),
+        ("loss_scale", "loss and gradients times 0.9", "use the same loss on both sides"),
+        ("loss_scale", "a sum over the batch, the reference takes the mean: gradients times 32", "losses.mean()"),
     ],
 )
-def test_a_fix_of_the_model_has_what_the_cause_says(fault: str, says: str, part: str) -> None:
+def test_a_fix_has_what_the_cause_says(fault: str, says: str, part: str) -> None:
     assert part in FAULTS[fault].fix_for(Known(says, TorchOptimizer("SGD", [{}])))
