@@ -199,15 +199,21 @@ class Loader:
                 if isinstance(batch, InputError):
                     raise batch
                 yield batch
-        except RuntimeError as error:
-            raise self.of_workers(error) from error
+        except (RuntimeError, InputError) as error:
+            if (told := self.of_workers(error)) is error:
+                raise
+            raise told from error
 
-    def of_workers(self, error: RuntimeError) -> RuntimeError:
-        """Return the error of a DataLoader's worker, which torch raises wherever the process is, as one line."""
-        if not str(error).startswith("DataLoader "):
+    def of_workers(self, error: Exception) -> Exception:
+        """Return the error of a DataLoader's worker as one line; torch raises it wherever the process is.
+
+        That may be code of the user's, whose errors are raised again as input errors.
+        """
+        raised = error.__cause__ if isinstance(error, InputError) else error
+        if not str(raised).startswith("DataLoader "):
             return error
         examples = ", ".join(map(str, self._dataset.reading.tolist()))
-        what = str(error).partition("\n")[0].rstrip(". ")
+        what = str(raised).partition("\n")[0].rstrip(". ")
         where = self._dataset.source.where
         return TrainingError(f"{where}: {what}; the workers were reading the examples {examples}")
 

@@ -107,7 +107,7 @@ def train(world: World, config: TorchTrainerConfig) -> None:
             train_epochs(run, log, notes)
         except MovedError as error:  # there is no place to look for checkpoints
             raise TrainingError(f"{error}") from None
-        except RuntimeError as error:
+        except (RuntimeError, InputError) as error:
             told = run.loader.of_workers(error)
             if not isinstance(told, TrainingError):
                 raise

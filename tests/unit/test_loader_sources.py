@@ -14,7 +14,7 @@ import pytest
 from jaxddp.config import TrainConfig
 from jaxddp.data.sources import as_source
 from jaxddp.distributed.replicas import VirtualReplicas
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, TrainingError
 from jaxddp.loader import Loader
 from tests.support.ragged import Ragged, augment, by_length, pad
 from torch_ref.loader import Loader as TorchLoader
@@ -121,6 +121,20 @@ def test_torchs_loader_reads_each_example_once(size: int, join: bool, more: int)
         assert [*loader.epoch(0)]
         assert sorted(read) == [0] * more + [*range(1, size, 2)]
         more = 0
+
+
+def test_a_killed_worker_is_not_an_error_of_the_code_that_runs_when_torch_notices() -> None:
+    killed = "DataLoader worker (pid 7) is killed by signal: Killed."
+
+    def augment(example: Any, rng: np.random.Generator) -> Any:
+        raise RuntimeError(killed)
+
+    loader = TorchLoader([{"x": 0}] * 4, TrainConfig(global_batch_size=4), 1, [0], augment=augment)
+    with pytest.raises(TrainingError, match=re.escape(f"training data: {killed[:-1]}; the workers were reading")):
+        next(loader.epoch(0))
+    killed = "mine"
+    with pytest.raises(InputError, match=r"augment: example \d: RuntimeError: mine"):
+        next(loader.epoch(0))
 
 
 def test_augmentation_that_depends_on_the_order_of_reading_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def without_copies(explaining: list[Trial], reference: OptimizerProgram) -> list
         plainer = len(other.edits) <= len(trial.edits) and weight(other) < weight(trial)
         beside = set(trial.faults) - COPIES
         one, same = programs[trial], programs[other]
-        alike = np.allclose(one.lr, same.lr, rtol=SAME_RATES) and np.isclose(one.scale, same.scale)
+        alike = np.allclose(one.lr, same.lr, rtol=SAME_RATES) and np.isclose(one.scale, same.scale, rtol=SAME_RATES)
         return plainer and beside <= set(other.faults) and bool(alike)
 
     others = [trial for trial in explaining if not COPIES.isdisjoint(trial.faults)]

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,10 +74,12 @@ def edits(
     world_size, pieces = first.counts.shape
     yield from _local_edits(reference, world_size, pieces)
     of_two = (pieces * world_size, pieces / world_size) if min(first.counts.shape) > 1 else ()
-    # If the local gradients are not shown, to scale them or the reduced ones is the same.
-    apart = {"local": "local gradients", "factor": "reduced gradients"}
-    for kind, which in (apart if "local_gradients" in first.shown else {"local": "gradients"}).items():
-        yield _fitted(kind, f"{which} times", tuple(sizes.items()), of_two)
+    fitted = partial(ReductionEdit, fault="loss_scale", factor=1.0, sizes=tuple(sizes.items()), of_two=of_two)
+    if "local_gradients" in first.shown:
+        yield fitted(kind="local", what="local gradients times", change=_times("local_factor"))
+        yield fitted(kind="factor", what="reduced gradients times", change=_times("factor"))
+    else:  # to scale either is the same
+        yield fitted(kind="local", what="gradients times", change=_times("local_factor"))
     yield from _reduction_edits(world_size)
     yield from _clip_edits(reference, world_size, tied)
     for early in _subsets(pieces):
@@ -136,7 +139,7 @@ def _reduction_edits(world_size: int) -> Iterator[ReductionEdit]:
         says = f"gradients times {n // local}: divided by {local} and not by {n} replicas"
         factors.append(("local_device_count", n / local, says))
     for fault, factor, says in factors:
-        yield _edit("factor", fault, says, factor=factor)
+        yield ReductionEdit(kind="factor", fault=fault, what=says, change=_times("factor", factor))
     yield _edit("reduction", *NO_MEAN, synchronised=False)
     says = f"{NO_MEAN[1]}, the gradient of a pmean of the loss"
     yield _edit("reduction", "collective_in_loss", says, synchronised=False)
@@ -198,15 +201,9 @@ def _edit(kind: str, fault: str, says: str, **fields: Any) -> ReductionEdit:
     return ReductionEdit(kind=kind, fault=fault, what=says, change=lambda recipe, _: replace(recipe, **fields))
 
 
-def _fitted(kind: str, what: str, sizes: tuple[tuple[int, str], ...], of_two: tuple[float, ...]) -> ReductionEdit:
-    """Return an edit with a factor of the local or of the reduced gradients that is fitted."""
-
-    def change(recipe: ReductionRecipe, times: float) -> ReductionRecipe:
-        return replace(recipe, local_factor=times) if kind == "local" else replace(recipe, factor=times)
-
-    return ReductionEdit(
-        kind=kind, fault="loss_scale", what=what, change=change, factor=1.0, sizes=sizes, of_two=of_two
-    )
+def _times(field: str, fixed: float = 1.0) -> Callable[[ReductionRecipe, float], ReductionRecipe]:
+    """Return the change that multiplies a factor of the recipe, which another fault may have changed too."""
+    return lambda recipe, fitted: replace(recipe, **{field: getattr(recipe, field) * fixed * fitted})
 
 
 def aliases(reference: ReductionRecipe, step: ReductionStep, floor: float) -> Iterator[ReductionEdit]:

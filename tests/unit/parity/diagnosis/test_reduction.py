@@ -157,18 +157,27 @@ def test_another_norm_is_read_off_where_gradients_are_not_shown_or_are_excerpts(
         assert [one.says for one in ruling.named] == ["clipped at norm 0.3, the reference clips at norm 0.5"]
 
 
-def test_a_missing_mean_is_named_where_each_replica_clips_excerpts_by_its_own_norm() -> None:
-    beyond = np.array([1.0, 3.0, 2.0, 5.0])
-    steps = [replace(step, local_beyond=beyond) for step in steps_of(Step())]
-    shown = [replace(CLIPPED, synchronised=False).predict(step)["clipped_gradients"] for step in steps]
-    clipped = [np.sqrt(sum((x[rank] ** 2).sum() for x in shown[0].values())) for rank in range(RANKS)]
-    np.testing.assert_allclose(clipped * beyond, 0.5, rtol=1e-4)  # measured: 2e-6, the epsilon
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [
+        ({"synchronised": False}, "no_sync"),
+        ({"clip_first": True}, "clipped_before_mean"),
+        ({"clip_by": "own"}, "clip_norm_local"),
+    ],
+)
+def test_a_fault_is_named_where_each_replica_clips_excerpts_by_its_own_norm(wrong: dict[str, Any], fault: str) -> None:
+    steps = [replace(step, local_beyond=np.array([1.0, 3.0, 2.0, 5.0])) for step in active(steps_of(Step()))]
+    shown = [replace(CLIPPED, **wrong).predict(step)["clipped_gradients"] for step in steps]
     hidden = [replace(step, shown={"clipped_gradients": x}) for step, x in zip(steps, shown, strict=True)]
-    assert {one.faults for one in explain_reduction(active(hidden), CLIPPED).named} == {
-        ("no_sync",),
-        ("collective_in_loss",),
-    }
-    assert not explain_reduction([replace(step, local_beyond=1.0) for step in active(hidden)], CLIPPED).named
+    assert (fault,) in {one.faults for one in explain_reduction(hidden, CLIPPED).named}
+    assert not explain_reduction([replace(step, local_beyond=1.0) for step in hidden], CLIPPED).named
+
+
+def test_two_faults_that_multiply_the_reduced_gradients_do_so_together() -> None:
+    recipe = replace(CLIPPED, summed_at_once=True, factor=RANKS**2)  # summed again in place of averaged, and a sum
+    steps = [replace(step, shown=recipe.predict(step)) for step in active(steps_of(Step()))]
+    named = explain_reduction(steps, CLIPPED).named
+    assert {"check_vma", "sum_not_mean"} in [{*one.faults} for one in named]
 
 
 def test_a_micro_batch_without_a_label_has_no_mean() -> None:
