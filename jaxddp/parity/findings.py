@@ -12,7 +12,7 @@ AROUND = 3  # lines before and after a quoted one
 # Stages in the order in which a step computes them; a difference is reported at the first stage that shows it.
 ORDER = (
     *("samples", "hyperparameters", "local_loss", "local_gradients", "gradients", "clipped_gradients"),
-    *("update", "params", "buffers", "optimizer_state"),
+    *("update", "outside_changes", "params", "buffers", "optimizer_state"),
 )
 
 
@@ -237,6 +237,27 @@ class StageResult:
     tensors: dict[str, tuple[tuple[int, ...], float]] = field(default_factory=dict)
 
 
+    @property
+    def is_beyond(self) -> bool:
+        """Whether a residual is larger than allowed."""
+        return any(residual > self.allowed for residual in self.residuals)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Stages that are not judged at some steps.
+
+    Attributes:
+        stages: of `ORDER`.
+        steps: numbers of the steps.
+        reason: why, as the end of a sentence ("the parameters have drifted apart").
+    """
+
+    stages: tuple[str, ...]
+    steps: tuple[int, ...]
+    reason: str
+
+
 @dataclass(frozen=True)
 class Numerics:
     """Distance of a stage in float32 from the same side's float64 run, at the worst step that counts.
@@ -269,6 +290,7 @@ class Findings:
         idle: options that the run did not exercise, each in a sentence; their agreement is not shown.
         rate_rounding: relative rounding error of a learning rate that the port computes in float32; it does not
             count as a difference.
+        left_out: what the verdict does not rest on.
         free_running: stage -> residual per step of jax against torch, each running on its own.
         ended: what ended the check early, "Ctrl-C" for instance; "": nothing did.
         untried: what it had not done by then, each in a few words.
@@ -289,6 +311,7 @@ class Findings:
     problems: tuple[Problem, ...] = ()
     names: dict[str, str] = field(default_factory=dict)
     no_twin: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     free_running: dict[str, StageResult] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
     rate_rounding: float = 0.0
@@ -300,7 +323,13 @@ class Findings:
 
     @property
     def verdict(self) -> str:
-        """Return "equal", "different", or "incomplete" if something was left uncompared."""
-        if self.differences:
+        """Return "equal", "different", or "incomplete" if something was left uncompared.
+
+        A residual beyond what is allowed excludes "equal", whether or not a difference was made of it.
+
+        >>> Findings("port.py", 1, 1, "float64", {"update": StageResult(1e-12, (1e-3,))}).verdict
+        'different'
+        """
+        if self.differences or any(result.is_beyond for result in self.stages.values()):
             return "different"
         return "incomplete" if self.problems or not self.stages or self.ended else "equal"

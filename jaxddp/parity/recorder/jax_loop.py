@@ -108,6 +108,8 @@ class JaxLoop:
             difference = {name: after[name].astype(float) - x for name, x in self._before.items()}
             stages["update"] = {name: x.astype(self._before[name].dtype) for name, x in difference.items()}
             notes["update"] = "difference"
+        elif after and self._before:
+            stages["params_changes_after"] = _beside(stages["update"], self._before, after)
         if "buffers" in parts:
             buffers = self._flat(parts["buffers"], "buffers")
             if odd := sorted(buffers.keys() - self._tensors.keys()):
@@ -185,6 +187,12 @@ class JaxLoop:
             if kind and per_parameter(node):
                 states |= {f"{kind}:{n}": x for n, x in kept(self._flat(node), self._limit).items()}  # of all groups
         return states
+
+
+def _beside(update: Mapping[str, np.ndarray], before: Arrays, after: Arrays) -> Arrays:
+    """Return what was added to the parameters that is neither their update nor the rounding of the sum."""
+    added = {name: after[name].astype(float) - (before[name] + x) for name, x in update.items()}
+    return {name: x.astype(before[name].dtype) for name, x in added.items() if x.any()}
 
 
 def _alike(node: Any, shapes: Mapping[str, tuple[int, ...]], stacked: bool) -> bool:

@@ -40,6 +40,7 @@ class TorchLoop:
         self._parameters = dict(self._model.named_parameters())
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         self._handles: list[Any] = []
+        self._steps_begun = 0
 
     def header(self) -> dict[str, Any]:
         """Describe the run and the model."""
@@ -70,6 +71,8 @@ class TorchLoop:
     def arm(self, values: dict[str, Any]) -> None:
         """Put the hooks into place."""
         del values
+        self._steps_begun += 1
+        self._left = self._values_outside_a_step()
         self._local: Arrays = {}
         self._backwards: dict[str, int] = {}
         self._norms: Arrays = {}
@@ -78,6 +81,7 @@ class TorchLoop:
         self._before: Arrays = {}
         self._after: Arrays = {}
         self._state: Arrays = {}
+        self._outside: dict[str, Arrays] = {}
         self._groups: list[dict[str, Any]] = []
         self._queued, self._updated, self._autocast = False, False, ""
         for name, parameter in self._parameters.items():
@@ -117,6 +121,7 @@ class TorchLoop:
         same = self._clipped.keys() == gradients.keys() and all(
             np.array_equal(x, gradients[name], equal_nan=True) for name, x in self._clipped.items()
         )
+        self._note_outside("after", self._values_outside_a_step())
         update = {name: (self._after[name].astype(float) - x) for name, x in self._before.items()}
         buffers = {name: self._kept("buffers", name, x) for name, x in self._model.named_buffers()}
         stages |= {
@@ -126,6 +131,7 @@ class TorchLoop:
             "update": {name: x.astype(self._before[name].dtype) for name, x in update.items()},
             "buffers": buffers,
             "optimizer_state": self._state,
+            **self._outside,
         }
         notes |= {"groups": self._groups, "skipped": skipped, "autocast": self._autocast, "update": "difference"}
         notes["kinked"] = behind_kinks(losses[-1], self._parameters)
@@ -153,19 +159,41 @@ class TorchLoop:
         if self.rank > 0 or self._before:
             return
         self._before = self._taken("params", self._parameters)
+        if self._steps_begun > 1:  # weights may be loaded before the first step
+            self._note_outside("before", {"params": self._before, "optimizer_state": self._states()})
         self._clipped = self._taken("clipped_gradients", self._with_gradients())
         self._groups = [_options(group, self._names) for group in optimizer.param_groups]
 
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._updated = True
         if self.rank == 0:
-            self._after = {name: self._excerpt(p) for name, p in self._parameters.items()}
-            self._state = {
-                f"{key}:{name}": self._excerpt(value)
-                for name, parameter in self._parameters.items()
-                for key, value in optimizer.state.get(parameter, {}).items()
-                if isinstance(value, Tensor) and value.shape == parameter.shape
-            }
+            self._left = self._values_outside_a_step()
+            self._after, self._state = self._left["params"], self._left["optimizer_state"]
+
+    def _note_outside(self, when: str, values: Mapping[str, Arrays]) -> None:
+        """Note what has changed since the last look although the optimizer made no step.
+
+        Args:
+            when: "before" or "after" the optimizer's step.
+            values: parameters and optimizer state now.
+        """
+        for stage, arrays in values.items():
+            self._outside[f"{stage}_changes_{when}"] = _changes(self._left[stage], arrays)
+
+    def _values_outside_a_step(self) -> dict[str, Arrays]:
+        """Return excerpts of what nothing but the optimizer's step should change; {} on other ranks than the first."""
+        if self.rank > 0:
+            return {}
+        params = {name: self._excerpt(parameter) for name, parameter in self._parameters.items()}
+        return {"params": params, "optimizer_state": self._states()}
+
+    def _states(self) -> Arrays:
+        return {
+            f"{key}:{name}": self._excerpt(value)
+            for name, parameter in self._parameters.items()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor) and value.shape == parameter.shape
+        }
 
     def _note_autocast(self, *_: Any) -> None:
         kind = next((p.device.type for p in self._parameters.values()), "cpu")
@@ -196,6 +224,13 @@ class TorchLoop:
         return part.clone().cpu().numpy()
 
 
+def _changes(earlier: Arrays, later: Arrays) -> Arrays:
+    """Return what was added to the arrays that changed; an array that is missing counts as zeros."""
+    pairs = {name: (earlier.get(name, 0.0), later.get(name, 0.0)) for name in {**earlier, **later}}
+    added = {n: np.asarray(new - old) for n, (old, new) in pairs.items() if not np.array_equal(new, old, equal_nan=True)}
+    return {name: change for name, change in added.items() if change.any()}
+
+
 def _at_end_of_backward(function: Any) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
@@ -217,10 +252,11 @@ def _described(tensor: Tensor, is_parameter: bool) -> list[Any]:
 
 
 def _module(module: nn.Module) -> list[Any]:
-    """Return the name of a module's class in torch.nn, and its sizes: what its weight's layout depends on."""
+    """Return the name of a module's class in torch.nn, its sizes, on which its weight's layout depends, and momentum."""
     kinds = [kind.__name__ for kind in type(module).__mro__ if kind.__name__ == "Conv1D" or _is_torchs(kind)]
     sizes = {name: x for name, x in vars(module).items() if type(x) is int and not name.startswith("_")}
-    return [kinds[0], sizes]
+    momentum = getattr(module, "momentum", None)
+    return [kinds[0], sizes | ({"momentum": momentum} if type(momentum) is float else {})]
 
 
 def _is_torchs(kind: type) -> bool:

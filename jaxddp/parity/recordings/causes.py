@@ -20,6 +20,7 @@ from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.recordings.aligned import Alignment, total_norm
 from jaxddp.parity.recordings.judge import coarseness
+from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import Numbers, sizes_of
 from jaxddp.parity.records import stage_norm
@@ -54,32 +55,29 @@ class Updates:
 def of_updates(
     torch_run: Recording,
     jax_run: Recording,
-    alignment: Alignment,
-    numbers: Sequence[int],
+    outside: OutsideChanges,
     clipping: Clipping,
+    numbers: Sequence[int],
     rates: Sequence[float] | None = None,
 ) -> Updates:
     """Compare JAX's updates with those of torch's optimizer, and name the mistake that explains a difference.
 
     Args:
         torch_run, jax_run: recordings.
-        alignment: the tensors of both.
-        numbers: steps, from the first on without a gap; at all of them JAX shows its gradients.
+        outside: the parameters and updates of JAX's steps.
         clipping: how torch clips.
+        numbers: steps, from the first on without a gap; at all of them JAX shows its gradients.
         rates: learning rates to put in place of torch's, those of other groups in proportion; None: torch's.
     """
     torch, jax = ([run.steps[number] for number in numbers] for run in (torch_run, jax_run))
     pairs = [*zip(torch, jax, strict=True)]
-    steps = [_optimizer_step(of_torch, of_jax, alignment, clipping) for of_torch, of_jax in pairs]
+    steps = [_optimizer_step(of_torch, of_jax, outside, clipping) for of_torch, of_jax in pairs]
     of_torch_group = [float(step.notes["groups"][0]["lr"]) for step in torch]
     if rates is not None:
         steps = [_with_rate(*item) for item in zip(steps, of_torch_group, rates, strict=True)]
     shown = any(step["clipped_gradients"] for step in jax)
-    epsilon = jax_run.epsilon
-    rounding = [epsilon * coarseness(step) for step in jax]
-    betas = [beta for step in torch for group in step.notes["groups"] for beta in group.get("betas", ())]
-    lost = BIAS_ROUNDING / max(1 - max(betas, default=0.0), 1e-6) if betas else 0.0
-    floor = epsilon * (OPTIMIZER_ROUNDING + lost) + max(rounding)
+    rounding, floor = rounding_of_updates(torch, jax, jax_run.epsilon)
+    floor += max(rounding)
     evidence = OptimizerEvidence(
         str(torch_run.header["optimizer"]),
         steps,
@@ -99,8 +97,27 @@ def of_updates(
     return Updates(residuals, floor, explain_optimizer(evidence, floor))
 
 
-def _optimizer_step(torch: RecordedStep, jax: RecordedStep, alignment: Alignment, clipping: Clipping) -> OptimizerStep:
-    update, params = alignment.of_jax(jax["update"]), alignment.of_jax(jax["params"])
+def rounding_of_updates(
+    torch: Sequence[RecordedStep], shown: Sequence[RecordedStep], epsilon: float
+) -> tuple[list[float], float]:
+    """Return the rounding of each step's update, and the largest residual that a replay leaves beside it.
+
+    Args:
+        torch: torch's steps.
+        shown: the steps whose updates are replayed.
+        epsilon: their precision.
+    """
+    rounding = [epsilon * coarseness(step) for step in shown]
+    betas = [beta for step in torch for group in step.notes["groups"] for beta in group.get("betas", ())]
+    lost = BIAS_ROUNDING / max(1 - max(betas, default=0.0), 1e-6) if betas else 0.0
+    return rounding, epsilon * (OPTIMIZER_ROUNDING + lost)
+
+
+def _optimizer_step(
+    torch: RecordedStep, jax: RecordedStep, outside: OutsideChanges, clipping: Clipping
+) -> OptimizerStep:
+    alignment = outside.alignment
+    update, params = outside.update(jax.number), outside.params(jax.number)
     stage = "clipped_gradients" if jax["clipped_gradients"] else "gradients"
     gradients, norm, share = alignment.of_jax(jax[stage]), total_norm(jax, stage), 1.0
     if stage == "gradients":

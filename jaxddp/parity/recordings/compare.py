@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from jaxddp.parity.recordings.clipping_rule import clipping_of
 from jaxddp.parity.recordings.judge import ALLOWED, MOST_APART, Judge, contiguous, replayed
 from jaxddp.parity.recordings.judgement import RecordedJudgement
 from jaxddp.parity.recordings.names import Twins, find_twins
-from jaxddp.parity.recordings.remarks import are_paired, remarks
+from jaxddp.parity.recordings.outside import OutsideChanges
+from jaxddp.parity.recordings.own_updates import foreign_cause, own_updates
+from jaxddp.parity.recordings.remarks import are_paired, outside_cause, remarks
 from jaxddp.parity.recordings.run import EPSILONS, Recording
 from jaxddp.parity.recordings.samples import numbered
 from jaxddp.parity.report.report import Report
@@ -107,7 +109,8 @@ class Comparison:
         converter = self._twins.converter
         self._alignment = None if converter is None else Alignment(converter, torch_run, jax_run)
         self._examples = numbered(self._torch, self._jax, self._replicas, self._epsilon)
-        self._judgement: RecordedJudgement = Judge(torch_run, jax_run, self._alignment, self._examples).judge()
+        judge = Judge(torch_run, jax_run, self._alignment, self._examples)
+        self._judgement, self._outside = judge.judge(), judge.outside
         self._problems = [*self._found_problems()]
         self._clipping = clipping_of(self._torch)
         self._given_rates = False  # whether updates are explained given jax's own learning rates
@@ -119,8 +122,9 @@ class Comparison:
         differences += [*self._model([one.stage for one in of_step if one.cause]), *of_step]
         if self._given_rates or not any(one.stage == "update" and one.cause for one in differences):
             differences[len(differences) - len(of_step) :] = [*self._located("hyperparameters"), *of_step]
-        if not differences and "update" not in self._judgement.residuals:  # which the state would have made differ
-            differences += self._located("optimizer_state")
+        differences += self._outside_changes()
+        if not differences and self._judgement.first:  # a stage that follows from equal ones
+            differences += self._located(min(self._judgement.first, key=ORDER.index))
         order = ("params", *(stage for stage in ORDER if stage != "params"))  # the start comes first
         differences.sort(key=lambda one: order.index(one.stage))
         judgement, twins = self._judgement, self._twins
@@ -139,7 +143,8 @@ class Comparison:
             differences=tuple(differences),
             problems=tuple(self._problems),
             names=names,
-            idle=tuple(remarks(torch_run, jax_run, judgement, twins, self._clipping)),
+            idle=tuple(remarks(torch_run, jax_run, judgement, twins, self._clipping, self._outside)),
+            left_out=judgement.stages_left_out(),
             seconds=time.monotonic() - self._started,
             environment=environment(),
         )
@@ -193,6 +198,8 @@ class Comparison:
         stages = [stage for stage in ("local_loss", "local_gradients", "gradients") if stage in first]
         if stages:
             stage = min(stages, key=lambda one: (first[one].step, stages.index(one)))
+            if "outside_changes" in first and first[stage].step >= first["outside_changes"].step:
+                return  # losses of other parameters
             yield _difference(stage, first[stage], needs=NEEDS)
         elif "buffers" in first:
             yield _difference("buffers", first["buffers"], needs=NEEDS)
@@ -225,42 +232,77 @@ class Comparison:
                 yield from self._explained("gradients", located_there, ruling)
                 return
 
+    def _outside_changes(self) -> Iterator[Difference]:
+        """Yield a difference if one side's parameters change beside its updates, and the other's otherwise."""
+        located = self._judgement.first.get("outside_changes")
+        if located is not None and self._outside is not None:
+            yield _difference("outside_changes", located, outside_cause(self._outside, located))
+
     def _updates(self) -> Iterator[Difference]:
-        """Yield what differs of JAX's updates, with names where torch's optimizer is replayed."""
+        """Yield what differs of both sides' updates, with names where torch's optimizer is replayed."""
         numbers = replayed(self._judgement.numbers, self._jax_run)
-        updates = None if self._alignment is None or not numbers else self._replay(self._alignment, numbers)
+        own = own_updates(self._torch_run, contiguous(self._judgement.numbers))
+        foreign = None if own is None else own.foreign
+        replay = None if self._outside is None or not numbers else self._replay(self._outside, numbers, foreign)
+        if own is None and numbers:
+            kind = self._torch_run.header["optimizer"]
+            self._problems.append(Problem("torch", "update", f"{kind} cannot be replayed; its updates are not judged"))
         located = self._judgement.first.get("update")
         if located is None:
             return
-        if updates is None or located.step not in numbers:
+        if foreign is not None and located.step >= foreign.step:
+            yield _difference("update", located, foreign_cause(self._torch_run, foreign))
+        elif replay is None or located.step not in numbers:
             yield _difference("update", located, needs=NEEDS_GRADIENTS)
-            return
-        coarse = "updates are too small beside the parameters for a name; give updates to jax's step"
-        detail = coarse if updates.ruling.cut_short else "given jax's own gradients and parameters"
-        yield from self._explained("update", located, updates.ruling, detail)
+        else:
+            coarse = "updates are too small beside the parameters for a name; give updates to jax's step"
+            detail = coarse if replay.ruling.cut_short else "given jax's own gradients and parameters"
+            yield from self._explained("update", located, replay.ruling, detail)
 
-    def _replay(self, alignment: Alignment, numbers: list[int]) -> causes.Updates | None:
-        """Judge the updates of some steps by torch's optimizer, given JAX's own gradients; None: it is not possible."""
+    def _replay(
+        self, outside: OutsideChanges, numbers: list[int], foreign: Located | None
+    ) -> causes.Updates | None:
+        """Judge the updates of some steps by torch's optimizer, given JAX's own gradients; None: it is not possible.
+
+        Args:
+            outside: what changes the parameters beside the updates.
+            numbers: the steps.
+            foreign: the first update of torch's that is not its optimizer's; from then on JAX's is not to be either.
+        """
         judgement = self._judgement
         if self._clipping is None and not self._jax[0]["clipped_gradients"]:
             says = "torch changes its gradients before the optimizer by a rule that is not clipping by norm or value"
             self._problems.append(Problem("torch", "clipped_gradients", f"{says}; give clipped_grads to jax's step"))
             return None
         clipping = self._clipping or NOT_CLIPPED
-        updates = causes.of_updates(self._torch_run, self._jax_run, alignment, numbers, clipping)
-        rates = [rate for number in numbers if (rate := _rate(self._jax_run.steps[number].notes)) is not None]
-        has_rates = "hyperparameters" in judgement.first and len(rates) == len(numbers)
+        given = self._torch_run, self._jax_run, outside, clipping
+        plain = numbers if foreign is None else [number for number in numbers if number < foreign.step]
+        if foreign is not None:
+            self._judge_foreign([number for number in numbers if number >= foreign.step])
+        if not plain:
+            return None
+        updates = causes.of_updates(*given, plain)
+        rates = [rate for number in plain if (rate := _rate(self._jax_run.steps[number].notes)) is not None]
+        has_rates = "hyperparameters" in judgement.first and len(rates) == len(plain)
         if updates.residuals and not updates.ruling.named and has_rates:  # what else differs may have a name
-            others = causes.of_updates(self._torch_run, self._jax_run, alignment, numbers, clipping, rates)
+            others = causes.of_updates(*given, plain, rates)
             self._given_rates = bool(others.ruling.named) or not _differs(others)
             updates = others if self._given_rates else updates
         if updates.residuals is None:
-            kind = self._torch_run.header["optimizer"]
-            self._problems.append(Problem("torch", "update", f"{kind} cannot be replayed; its updates are not judged"))
             return None
-        for number, of_step in zip(numbers, updates.residuals, strict=True):
+        for number, of_step in zip(plain, updates.residuals, strict=True):
             judgement.note("update", judgement.numbers.index(number), of_step, updates.floor, True)
         return updates
+
+    def _judge_foreign(self, numbers: Sequence[int]) -> None:
+        """Judge updates by torch's where these are not its optimizer's: JAX may do the same."""
+        judgement, unjudged = self._judgement, None
+        for number in numbers:
+            of_tensors, allowed, why_not = judgement.direct[number]
+            judgement.note("update", judgement.numbers.index(number), of_tensors, allowed, not why_not)
+            unjudged = unjudged or (why_not and f"at step {number} is not its optimizer's, nor comparable: {why_not}")
+        if unjudged and "update" not in judgement.first:
+            self._problems.append(Problem("torch", "update", f"torch's update {unjudged}"))
 
     def _located(self, stage: str) -> list[Difference]:
         located = self._judgement.first.get(stage)

@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxddp.parity.compare.judge import MOMENTUM, STATES
-from jaxddp.parity.compare.residuals import MOVED, residuals
+from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.fingerprints import differing_share
 from jaxddp.parity.recordings.aligned import Alignment, norms_of_torch, total_norm
 from jaxddp.parity.recordings.judgement import TIPPED, RecordedJudgement, located_at
+from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.run import RecordedStep, Recording
+from jaxddp.parity.recordings.running_means import running_means
 from jaxddp.parity.recordings.samples import Numbers
 from jaxddp.parity.records import Tensors, relative, stage_norm
 
@@ -59,6 +61,9 @@ class Judge:
         torch_run, jax_run: the recordings.
         alignment: the tensors of both; None: their names do not pair off.
         examples: the examples of both sides at each common step.
+
+    Attributes:
+        outside: what changes the parameters beside the updates; None: without an alignment.
     """
 
     def __init__(
@@ -70,8 +75,14 @@ class Judge:
         steps = [torch_run.steps[n] for n in numbers]
         kinked = steps[0].notes.get("kinked")
         behind = None if kinked is None else frozenset(kinked)
-        self._judgement = RecordedJudgement(numbers, noise=_noise(steps, self._epsilon), kinked=behind)
+        noise = _noise(steps, self._epsilon)
+        self._judgement = RecordedJudgement(numbers, noise=noise, kinked=behind)
         self._replayed = replayed(numbers, jax_run)
+        self.outside: OutsideChanges | None = None
+        self._means: dict[str, dict[int, np.ndarray | None]] = {}
+        if alignment is not None:
+            self.outside = OutsideChanges(alignment, torch_run, jax_run, numbers).found_in_updates(noise)
+            self._means = running_means(alignment, torch_run, jax_run, numbers, noise, self.outside)
 
     def judge(self) -> RecordedJudgement:
         """Compare all stages, and updates with torch's own unless the reference's optimizer is replayed for them."""
@@ -87,21 +98,28 @@ class Judge:
             judgement.note("hyperparameters", index, _hyperparameters(torch, jax, highest), ALLOWED_RATE, True)
             self._start_of(index, torch, jax)
             self._loss_of(index, torch, jax)
-            if self._alignment is not None:
-                for stage, of_tensors in self._stages(self._alignment, torch, jax, index):
+            if self._alignment is not None and self.outside is not None:
+                for stage, of_tensors in self._stages(self._alignment, self.outside, torch, jax, index):
                     rounding = self._epsilon * coarseness(jax) if stage == "update" else 0.0
-                    self._given(stage, index, of_tensors, rounding=rounding)
+                    if stage == "update" and number in self._replayed:
+                        judgement.direct[number] = (of_tensors, *self._allowance(stage, index, rounding=rounding))
+                    else:
+                        self._given(stage, index, of_tensors, rounding=rounding)
+                of_tensors, allowed = self.outside.residuals(number)
+                if (is_hidden := self.outside.is_hidden(number)) and of_tensors:
+                    judgement.leave_out("outside_changes", number, "not all steps around are recorded")
+                judgement.note("outside_changes", index, of_tensors, allowed, not is_hidden)
         return judgement
 
     def _start_of(self, index: int, torch: RecordedStep, jax: RecordedStep) -> None:
         """Compare the parameters before a step; those before the first must be equal."""
         judgement, alignment = self._judgement, self._alignment
-        if alignment is None or not jax["params"]:
+        if alignment is None or self.outside is None or not jax["params"]:
             judgement.apart.append(math.nan)
             judgement.moved.append(math.nan)
             judgement.drift.append(math.nan)
             return
-        of_jax = alignment.of_jax(jax["params"])
+        of_jax = self.outside.params(jax.number)
         left_out = judgement.noise if index else frozenset()
         both = {n: x for n, x in alignment.of_torch(torch["params"]).items() if n in of_jax and n not in left_out}
         apart = stage_norm({n: of_jax[n].astype(float) - x for n, x in both.items()})
@@ -111,8 +129,12 @@ class Judge:
         judgement.moved.append(apart / way if index and way else 0.0)
         of_tensors = residuals(of_jax, both)
         judgement.drift.append(max(of_tensors.values(), default=math.nan))
-        if index == 0:
-            judgement.note("params", index, of_tensors, ALLOWED["params"] * self._epsilon, True)
+        allowed = ALLOWED["params"] * self._epsilon
+        is_judged = index == 0 or judgement.drift[-1] <= allowed
+        judgement.note("params", index, of_tensors, allowed, is_judged)
+        if not is_judged:
+            why = "rounding has moved them apart, and what changes them is judged"
+            judgement.leave_out("params", jax.number, why)
 
     def _loss_of(self, index: int, torch: RecordedStep, jax: RecordedStep) -> None:
         one, other = (step["local_loss"]["loss"] for step in (jax, torch))
@@ -123,7 +145,7 @@ class Judge:
         self._given("local_loss", index, residuals({"loss": one}, {"loss": other}), changed)
 
     def _stages(
-        self, alignment: Alignment, torch: RecordedStep, jax: RecordedStep, index: int
+        self, alignment: Alignment, outside: OutsideChanges, torch: RecordedStep, jax: RecordedStep, index: int
     ) -> Iterator[tuple[str, dict[str, float]]]:
         """Yield (stage, residuals) of what follows from parameters and examples."""
         local = alignment.of_jax(jax["local_gradients"]), alignment.of_torch(torch["local_gradients"], axes=1)
@@ -132,39 +154,68 @@ class Judge:
         if jax["gradients"]:
             of_tensors = _against(alignment.of_jax(jax["gradients"]), alignment.of_torch(torch["gradients"]))
             yield "gradients", _largest(of_tensors, _norms_apart(alignment, torch, jax))
-        if jax["update"] and self._judgement.numbers[index] not in self._replayed:
-            updates = alignment.of_jax(jax["update"]), alignment.of_torch(torch["update"])
+        if jax["update"]:
+            updates = outside.update(jax.number), alignment.of_torch(torch["update"])
             noise = self._judgement.noise
             yield "update", _against(*({n: x for n, x in side.items() if n not in noise} for side in updates))
         if jax["buffers"] and torch["buffers"]:
-            buffers = alignment.of_jax(jax["buffers"]), alignment.of_torch(torch["buffers"])
-            # A bias whose gradient is all rounding shifts the mean behind it, once it moves.
-            moved = MOVED if self._judgement.noise and index else "\n"
-            shown = [{n: x for n, x in side.items() if not n.endswith(moved)} for side in buffers]
-            yield "buffers", _against(shown[0], {n: x for n, x in shown[1].items() if n in shown[0]})
+            yield "buffers", self._of_buffers(alignment.of_jax(jax["buffers"]), alignment.of_torch(torch["buffers"]), index)
         if jax["optimizer_state"]:
             states = alignment.states_of_jax(jax["optimizer_state"])
             kind = str(self._torch.header["optimizer"])
             yield "optimizer_state", _of_states(states, alignment.states_of_torch(torch["optimizer_state"]), kind)
 
+    def _of_buffers(self, jax: Tensors, torch: Tensors, index: int) -> dict[str, float]:
+        """Return the residuals of buffers, without what biases explain that no loss sees, once they have moved."""
+        shown = {name: x for name, x in torch.items() if name in jax}
+        of_tensors = _against(jax, shown)
+        for name, remaining in self._means.items() if index else ():
+            number = self._judgement.numbers[index]
+            if of_tensors.get(name, 0.0) <= ALLOWED["buffers"] * self._epsilon:
+                continue
+            rest = remaining.get(number)
+            if rest is None:
+                del of_tensors[name]
+                why = f"{name} follows biases before it, whose gradients are rounding"
+                self._judgement.leave_out("buffers", number, why if number in remaining else f"{why}, over a gap")
+            else:
+                of_tensors |= {name: residuals({**jax, name: shown[name] + rest}, shown)[name]}
+        return of_tensors
+
+    def _allowance(
+        self, stage: str, index: int, changed: float = 1.0, rounding: float = 0.0
+    ) -> tuple[float, str]:
+        """Return the largest residual that counts as equal at a step, and why it is not judged by it; "": it is."""
+        judgement = self._judgement
+        apart = judgement.apart[index]
+        allowed = ALLOWED[stage] * self._epsilon + rounding
+        if not judgement.same_examples[index]:
+            return allowed, "the examples differ"
+        if math.isnan(apart):
+            return allowed, "jax shows no parameters before the step"
+        if apart > MOST_APART:
+            return allowed, "the parameters have drifted apart"
+        if stage in ("optimizer_state", "update"):  # it sums up all steps before
+            if not all(judgement.same_examples):
+                return allowed, "the examples of a step before differ"
+            if judgement.tips:
+                return allowed, "rounding has tipped units over in a step before"
+        moved = KINKED_GROWTH if judgement.kinked and stage in BEHIND_KINKS else MOVED_GROWTH
+        allowed += GROWTH * apart + moved * judgement.moved[index] * changed
+        return allowed, "" if allowed <= LOOSE else "the parameters have drifted apart"
+
     def _given(
         self, stage: str, index: int, of_tensors: Mapping[str, float], changed: float = 1.0, rounding: float = 0.0
     ) -> None:
-        judgement = self._judgement
-        apart = judgement.apart[index]
-        near = judgement.same_examples[index] and apart <= MOST_APART
-        if stage in ("optimizer_state", "update"):  # it sums up all steps before
-            near = near and all(judgement.same_examples) and not judgement.tips
-        allowed = ALLOWED[stage] * self._epsilon + rounding
-        judgement.allowed.setdefault(stage, allowed)
-        if near:
-            moved = KINKED_GROWTH if judgement.kinked and stage in BEHIND_KINKS else MOVED_GROWTH
-            allowed += GROWTH * apart + moved * judgement.moved[index] * changed
-            near = allowed <= LOOSE
-        if near and stage in (*GRADIENTS, "update") and self._is_tip(index, of_tensors, allowed):
+        judgement, number = self._judgement, self._judgement.numbers[index]
+        judgement.allowed.setdefault(stage, ALLOWED[stage] * self._epsilon + rounding)
+        allowed, why_not = self._allowance(stage, index, changed, rounding)
+        if of_tensors and why_not:
+            judgement.leave_out(stage, number, why_not)
+        elif stage in (*GRADIENTS, "update") and self._is_tip(index, of_tensors, allowed):
             allowed = TIPPED
-            judgement.tips.setdefault(stage, []).append(located_at(judgement.numbers[index], of_tensors, allowed))
-        judgement.note(stage, index, of_tensors, allowed, near)
+            judgement.tips.setdefault(stage, []).append(located_at(number, of_tensors, allowed))
+        judgement.note(stage, index, of_tensors, allowed, not why_not)
 
     def _is_tip(self, index: int, of_tensors: Mapping[str, float], allowed: float) -> bool:
         """Return whether gradients differ a little, behind kinks alone, and some large one there does not."""

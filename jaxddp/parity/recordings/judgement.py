@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxddp.parity.compare.judge import Located
-from jaxddp.parity.findings import ORDER, StageResult
+from jaxddp.parity.findings import ORDER, LeftOut, StageResult
 
 # Rounding may tip a ReLU or the maximum of a pool over; measured: gradients that differ by 2e-3 at a step.
 TIPPED = 0.05
@@ -32,6 +32,9 @@ class RecordedJudgement:
         kinked: parameters whose gradients may jump by rounding, since they are behind a ReLU or the like; None: not
             known.
         tips: stage -> steps that differ in tensors behind kinks alone, and not in all of them.
+        direct: step -> residuals of JAX's update against torch's, what is allowed, and why it would not be judged by that;
+            for the steps where torch's optimizer is replayed.
+        left_out: (reason, step) -> stages that are not judged there.
     """
 
     numbers: list[int]
@@ -45,6 +48,12 @@ class RecordedJudgement:
     same_examples: list[bool] = field(default_factory=list)
     kinked: frozenset[str] | None = None
     tips: dict[str, list[Located]] = field(default_factory=dict)
+    direct: dict[int, tuple[dict[str, float], float, str]] = field(default_factory=dict)
+    left_out: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+
+    def leave_out(self, stage: str, step: int, reason: str) -> None:
+        """Note that a stage is not judged at a step."""
+        self.left_out.setdefault((reason, step), []).append(stage)
 
     def note(self, stage: str, index: int, of_tensors: Mapping[str, float], allowed: float, judged: bool) -> None:
         """Note a stage's residuals at a step, and whether it differs there.
@@ -73,13 +82,20 @@ class RecordedJudgement:
         for stage, steps in self.judged.items():
             beyond = _beyond(steps)
             from_start = stage in FORWARD and beyond[:1] == steps[:1] and beyond[0].step == self.numbers[0]
-            if stage in MAY_TIP and not from_start and 0 < 2 * len(beyond) < len(steps):
+            if stage in MAY_TIP and self.kinked != frozenset() and not from_start and 0 < 2 * len(beyond) < len(steps):
                 worst = max(beyond, key=lambda one: one.residual)
                 others = max(one.residual for one in steps if one not in beyond)
                 least = min(one.residual for one in beyond)
                 if worst.residual <= TIPPED and FAR_LESS * others <= least:
                     found[stage] = worst
         return found
+
+    def stages_left_out(self) -> tuple[LeftOut, ...]:
+        """Return what is not judged, a reason after the other."""
+        steps: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+        for (reason, step), stages in self.left_out.items():
+            steps.setdefault((reason, tuple(sorted(stages, key=ORDER.index))), []).append(step)
+        return tuple(LeftOut(stages, tuple(numbers), reason) for (reason, stages), numbers in steps.items())
 
     def results(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StageResult]:
         """Return the stages in the order of a step, one residual for each step of the run."""

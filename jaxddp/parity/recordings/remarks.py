@@ -4,15 +4,24 @@ from collections.abc import Iterator
 
 from jaxddp.errors import listed
 from jaxddp.parity.compare.clipping import Clipping
+from jaxddp.parity.compare.judge import Located
+from jaxddp.parity.findings import Cause
+from jaxddp.parity.recorder.excerpt_grid import is_excerpt
 from jaxddp.parity.recordings.judge import MOST_APART, contiguous
 from jaxddp.parity.recordings.judgement import RecordedJudgement
 from jaxddp.parity.recordings.names import Twins
+from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.run import Recording
-from jaxddp.parity.report.words import STAGE_NAMES
+from jaxddp.parity.report.words import STAGE_NAMES, count
 
 
 def remarks(
-    torch_run: Recording, jax_run: Recording, judgement: RecordedJudgement, twins: Twins, clipping: Clipping | None
+    torch_run: Recording,
+    jax_run: Recording,
+    judgement: RecordedJudgement,
+    twins: Twins,
+    clipping: Clipping | None,
+    outside: OutsideChanges | None,
 ) -> Iterator[str]:
     """Yield the remarks on a comparison.
 
@@ -21,15 +30,31 @@ def remarks(
         judgement: their comparison.
         twins: the pairing of their arrays.
         clipping: how torch clips; None: by another rule.
+        outside: what changes parameters beside the updates.
     """
+    if torch_run.steps.keys() != jax_run.steps.keys():
+        yield f"Torch recorded {steps_in_words(torch_run)}, jax {steps_in_words(jax_run)}."
+    for run in (torch_run, jax_run):
+        if run.unfinished is not None:
+            yield f"The recording of {run.side} ends within step {run.unfinished}."
     if torch_run.world_size != jax_run.world_size:
         sizes = f"torch ran on {torch_run.world_size} replicas and jax on {jax_run.world_size}"
         yield f"{sizes}: the batches of all replicas are compared together."
     if twins.by_order and not are_paired(judgement):
         layers = listed([", ".join(group) for group in twins.by_order])
         yield f"Only their order pairs the layers {layers} with torch's; --names FILE says what is right."
-    if not contiguous(judgement.numbers):
-        yield "The recordings do not begin at step 1, so updates are compared with torch's own, to about 1 %."
+    followed = contiguous(judgement.numbers)
+    if len(followed) < len(judgement.numbers):
+        first, allowed = judgement.numbers[len(followed)], judgement.allowed.get("update", 0.0)
+        yield (
+            f"Not all steps from 1 on are recorded, so from step {first} on updates are compared with one another, and "
+            f"not with what the optimizer makes of the gradients: residuals up to {allowed:.1g} count as equal."
+        )
+    if outside is not None and outside.torch and outside.jax:
+        tensors = {name for changes in outside.torch.values() for name in changes}
+        yield f"Both sides change {listed(sorted(tensors), joint=', ')} alike, beside their optimizers' updates."
+    if excerpts := [name for name, (shape, *_) in torch_run.header["tensors"].items() if is_excerpt(shape, torch_run.limit)]:
+        yield f"Of {count(len(excerpts), 'tensor')} the recordings hold excerpts and norms: {listed(excerpts)}."
     for stage, tips in judgement.tips.items():
         worst = max(tip.residual for tip in tips)
         steps = f"step {tips[0].step} differs" if len(tips) == 1 else f"{len(tips)} steps differ"
@@ -49,3 +74,24 @@ def remarks(
 def are_paired(judgement: RecordedJudgement) -> bool:
     """Return whether parameters stay near one another over steps that set layers apart, as only right pairs do."""
     return len(judgement.apart) > 1 and judgement.apart[-1] <= MOST_APART
+
+
+def steps_in_words(run: Recording) -> str:
+    """Describe the steps of a recording."""
+    numbers = [*run.steps]
+    span = f"steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"step {numbers[0]}"
+    return span if numbers[-1] - numbers[0] < len(numbers) else f"{len(numbers)} of {span}"
+
+
+def outside_cause(outside: OutsideChanges, located: Located) -> Cause:
+    """Return the cause of changes beside the updates that the sides do not share."""
+    torch, jax = (sorted(side.get(located.step, {})) for side in (outside.torch, outside.jax))
+    when = f"beside its optimizer's updates, first after that of step {located.step}"
+    if torch and jax:
+        says = f"both sides change {listed(torch, joint=', ')} {when.replace('its', 'their')}, and not alike"
+    else:
+        side, other, names = ("torch", "jax", torch) if torch else ("jax", "torch", jax)
+        says = f"{side} changes {listed(names, joint=', ')} {when}, and {other} does not"
+    fix = "do the same on both sides: a clamp, a reset, an average or a loading of weights"
+    measured = f"the changes of {located.tensor} differ by {located.residual:.2g} of its norm"
+    return Cause(("outside_change",), (says,), (fix,), 0.0, measured=measured)

@@ -57,6 +57,7 @@ class Recording:
         header: first process's description of the run.
         steps: number -> step, for the steps that every process has.
         world_size: number of replicas.
+        unfinished: the step within which the recording ends; None: it ends behind one.
 
     Raises:
         InputError: there is no recording, a process's part is missing, or a file is damaged.
@@ -64,6 +65,7 @@ class Recording:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.unfinished: int | None = None
         if not folder.is_dir():
             raise InputError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
         parts = [_lines(rank_folder(folder, 0), folder)]
@@ -104,8 +106,13 @@ class Recording:
     @property
     def epsilon(self) -> float:
         """Return the precision in which the run computes: that of its parameters, or of what autocast chose."""
+        names = {step.notes.get("autocast") or "float64" for step in self.steps.values()}
+        return max(self.parameter_epsilon, *(EPSILONS.get(name, EPSILONS["float32"]) for name in names))
+
+    @property
+    def parameter_epsilon(self) -> float:
+        """Return the coarsest precision of a parameter."""
         names = {dtype for _, dtype, kind in self.header["tensors"].values() if kind == "parameter"}
-        names |= {step.notes.get("autocast") or "float64" for step in self.steps.values()}
         return max(EPSILONS.get(name, EPSILONS["float32"]) for name in names)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from jaxddp.parity.findings import Cause, Difference, Findings, Layer, Numerics, Patch, StageResult
+from jaxddp.parity.findings import Cause, Difference, Findings, Layer, LeftOut, Numerics, Patch, StageResult
 
 STAGE_NAMES = {
     "samples": "samples",
@@ -16,6 +16,7 @@ STAGE_NAMES = {
     "gradients": "gradients",
     "clipped_gradients": "clipped gradients",
     "update": "update",
+    "outside_changes": "outside changes",
     "params": "parameters",
     "buffers": "buffers",
     "optimizer_state": "optimizer state",
@@ -142,7 +143,7 @@ def is_numeric(findings: Findings) -> bool:
 def sentence(findings: Findings) -> str:
     """Describe the verdict in a sentence: the first difference and its cause, or the largest residual if equal."""
     if not findings.differences:
-        return _agreement(findings)
+        return _agreement(findings) if findings.verdict != "different" else _beyond(findings)
     first = findings.differences[0]
     text = f"{where(first)}{_why(first)}"
     if len(findings.differences) > 1:
@@ -199,11 +200,32 @@ def _agreement(findings: Findings) -> str:
     parts.append(_largest(findings))
     if findings.unseen:
         parts.append(f"The port does not show its {', '.join(STAGE_NAMES[stage] for stage in findings.unseen)}.")
+    parts += map(left_out, findings.left_out)
     parts += findings.idle
     if findings.rate_rounding > RATE_MENTIONED:
         off = f"{number(findings.rate_rounding)} of the largest rate so far"
         parts.append(f"The port computes its learning rate in float32, off by {off}, which is allowed for.")
     return " ".join(filter(None, parts))
+
+
+def _beyond(findings: Findings) -> str:
+    """Describe a residual beyond what is allowed of which no difference was made."""
+    stage = next(stage for stage, result in findings.stages.items() if result.is_beyond)
+    residual, step = worst(findings.stages[stage])
+    sizes = f"residual {number(residual, 2)} at step {step}, allowed {number(findings.stages[stage].allowed)}"
+    return f"The {STAGE_NAMES[stage]} of the two sides is not equal: {sizes}; no earlier stage explains it."
+
+
+def left_out(part: LeftOut) -> str:
+    """Describe in a sentence what is not judged.
+
+    >>> left_out(LeftOut(("local_loss", "gradients"), (2, 3, 5), "the parameters have drifted apart"))
+    'Left out: local loss, gradients at steps 2 to 3, 5; the parameters have drifted apart.'
+    """
+    spans = [[*group] for _, group in itertools.groupby(enumerate(part.steps), lambda item: item[1] - item[0])]
+    steps = ", ".join(runs([(span[0][1], span[-1][1])]) for span in spans)
+    word = "step" if len(part.steps) == 1 else "steps"
+    return f"Left out: {', '.join(STAGE_NAMES[stage] for stage in part.stages)} at {word} {steps}; {part.reason}."
 
 
 def _largest(findings: Findings) -> str:

@@ -1,0 +1,85 @@
+"""Torch's updates, held against what its own optimizer makes of its recorded gradients."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxddp.errors import listed
+from jaxddp.parity.compare.judge import Located
+from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerEvidence, OptimizerStep, reference_residuals
+from jaxddp.parity.findings import Cause
+from jaxddp.parity.recordings.aligned import total_norm
+from jaxddp.parity.recordings.causes import rounding_of_updates
+from jaxddp.parity.recordings.judgement import located_at
+from jaxddp.parity.recordings.run import RecordedStep, Recording
+from jaxddp.parity.recordings.samples import sizes_of
+
+STATE_CHANGES = ("optimizer_state_changes_before", "optimizer_state_changes_after")
+
+
+@dataclass(frozen=True)
+class OwnUpdates:
+    """Torch's updates against a replay of its optimizer.
+
+    Attributes:
+        residuals: step -> tensor -> residual; steps that a loss scaler skips are left out.
+        floors: step -> the largest residual that counts as rounding.
+    """
+
+    residuals: dict[int, dict[str, float]]
+    floors: dict[int, float]
+
+    @property
+    def foreign(self) -> Located | None:
+        """First update that is not the optimizer's; None: there is none."""
+        located = (located_at(number, tensors, self.floors[number]) for number, tensors in self.residuals.items())
+        return next((step for step in located if step.residual > step.allowed), None)
+
+
+def own_updates(run: Recording, numbers: Sequence[int]) -> OwnUpdates | None:
+    """Replay torch's optimizer on torch's gradients.
+
+    Args:
+        run: torch's recording.
+        numbers: steps, from the first on without a gap.
+
+    Returns:
+        The comparison; None if the optimizer cannot be replayed.
+    """
+    steps = [run.steps[number] for number in numbers if not run.steps[number].notes["skipped"]]
+    rounding, floor = rounding_of_updates(steps, steps, run.epsilon)
+    floors = {step.number: floor + coarse for step, coarse in zip(steps, rounding, strict=True)}
+    evidence = OptimizerEvidence(
+        str(run.header["optimizer"]),
+        [_optimizer_step(step) for step in steps],
+        [float(step.notes["groups"][0]["lr"]) for step in steps],
+        run.world_size,
+        int(steps[0].notes["micro_batches"]) if steps else 1,
+        None,
+        rounding=rounding,
+        sizes=sizes_of(steps[0], run.world_size) if steps else {},
+    )
+    residuals = reference_residuals(evidence) if steps else []
+    if residuals is None:
+        return None
+    return OwnUpdates(dict(zip(floors, residuals, strict=True)), floors)
+
+
+def _optimizer_step(step: RecordedStep) -> OptimizerStep:
+    update, params = ({n: x.astype(float) for n, x in step[stage].items()} for stage in ("update", "params"))
+    stage = "clipped_gradients" if step["clipped_gradients"] else "gradients"
+    gradients = {name: x.astype(float) for name, x in step[stage].items()}
+    unused = frozenset(update.keys() - gradients.keys())
+    return OptimizerStep(step.notes["groups"], params, gradients, unused, update, norm=total_norm(step, stage))
+
+
+def foreign_cause(run: Recording, foreign: Located) -> Cause:
+    """Return the cause of updates that are not those of torch's optimizer."""
+    step, kind = run.steps[foreign.step], run.header["optimizer"]
+    changed = {key for stage in STATE_CHANGES for key in (*step[stage], *run.steps.get(step.number - 1, step)[stage])}
+    parts = sorted({key.partition(":")[0] for key in changed})
+    says = f"torch's update at step {foreign.step} is not what its {kind} makes of its gradients and state"
+    if parts:
+        says = f"torch changes its optimizer's state ({listed(parts, joint=', ')}) before its update at step {foreign.step}"
+    fix = "do the same in jax's program, or leave it out in torch's"
+    measured = f"without it, {kind}'s update of {foreign.tensor} would be another: residual {foreign.residual:.2g}"
+    return Cause(("foreign_update",), (says,), (fix,), 0.0, measured=measured)
