@@ -19,6 +19,9 @@ Nothing that is read from these files can run code. Stages of a step, with one p
     update              what the step adds to the parameters
     buffers             after the step
     optimizer_state     after the step, "exp_avg:0.weight"
+    params_changes_before, params_changes_after
+                        what else was added to the parameters, since the step before and after the update; in torch
+                        also optimizer_state_changes_before and _after
     norms               "stage|name" -> norm of a tensor that the record has an excerpt of
 
 Names and layouts are those of the side's own framework; the comparison pairs them.

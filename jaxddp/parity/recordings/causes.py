@@ -77,6 +77,7 @@ def of_updates(
         steps = [_with_rate(*item) for item in zip(steps, of_torch_group, rates, strict=True)]
     shown = any(step["clipped_gradients"] for step in jax)
     rounding, floor = rounding_of_updates(torch, jax, jax_run.epsilon)
+    rounding = [coarse + outside.carried(step.number) for coarse, step in zip(rounding, jax, strict=True)]
     floor += max(rounding)
     evidence = OptimizerEvidence(
         str(torch_run.header["optimizer"]),

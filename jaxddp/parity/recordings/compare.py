@@ -23,7 +23,7 @@ from jaxddp.parity.recordings.judge import ALLOWED, MOST_APART, Judge, contiguou
 from jaxddp.parity.recordings.judgement import RecordedJudgement
 from jaxddp.parity.recordings.names import Twins, find_twins
 from jaxddp.parity.recordings.outside import OutsideChanges
-from jaxddp.parity.recordings.own_updates import foreign_cause, own_updates
+from jaxddp.parity.recordings.own_updates import changed_state, foreign_cause, own_updates
 from jaxddp.parity.recordings.remarks import are_paired, outside_cause, remarks
 from jaxddp.parity.recordings.run import EPSILONS, Recording
 from jaxddp.parity.recordings.samples import numbered
@@ -113,6 +113,7 @@ class Comparison:
         self._judgement, self._outside = judge.judge(), judge.outside
         self._problems = [*self._found_problems()]
         self._clipping = clipping_of(self._torch)
+        self._foreign: list[str] = []  # remarks on torch's own updates
         self._given_rates = False  # whether updates are explained given jax's own learning rates
 
     def report(self) -> Report:
@@ -143,7 +144,7 @@ class Comparison:
             differences=tuple(differences),
             problems=tuple(self._problems),
             names=names,
-            idle=tuple(remarks(torch_run, jax_run, judgement, twins, self._clipping, self._outside)),
+            idle=(*remarks(torch_run, jax_run, judgement, twins, self._clipping, self._outside), *self._foreign),
             left_out=judgement.stages_left_out(),
             seconds=time.monotonic() - self._started,
             environment=environment(),
@@ -243,6 +244,11 @@ class Comparison:
         numbers = replayed(self._judgement.numbers, self._jax_run)
         own = own_updates(self._torch_run, contiguous(self._judgement.numbers))
         foreign = None if own is None else own.foreign
+        if foreign is not None:
+            says = f"From step {foreign.step} on torch's updates are not what its {self._torch_run.header['optimizer']} makes"
+            self._foreign = [f"{says} of its gradients and state, and are compared with jax's as they are."]
+        elif parts := changed_state(self._torch_run, self._judgement.numbers):
+            self._foreign = [f"Torch changes its optimizer's state ({parts}) between steps, and no update shows it."]
         replay = None if self._outside is None or not numbers else self._replay(self._outside, numbers, foreign)
         if own is None and numbers:
             kind = self._torch_run.header["optimizer"]

@@ -81,7 +81,7 @@ class Judge:
         self.outside: OutsideChanges | None = None
         self._means: dict[str, dict[int, np.ndarray | None]] = {}
         if alignment is not None:
-            self.outside = OutsideChanges(alignment, torch_run, jax_run, numbers).found_in_updates(noise)
+            self.outside = OutsideChanges(alignment, torch_run, jax_run, numbers, noise).found_in_updates()
             self._means = running_means(alignment, torch_run, jax_run, numbers, noise, self.outside)
 
     def judge(self) -> RecordedJudgement:
@@ -120,8 +120,8 @@ class Judge:
             judgement.drift.append(math.nan)
             return
         of_jax = self.outside.params(jax.number)
-        left_out = judgement.noise if index else frozenset()
-        both = {n: x for n, x in alignment.of_torch(torch["params"]).items() if n in of_jax and n not in left_out}
+        noise = judgement.noise if jax.number > 1 else frozenset()
+        both = {n: x for n, x in alignment.of_torch(torch["params"]).items() if n in of_jax and n not in noise}
         apart = stage_norm({n: of_jax[n].astype(float) - x for n, x in both.items()})
         judgement.apart.append(relative(apart, stage_norm(both)))
         first = alignment.of_torch(self._torch.steps[judgement.numbers[0]]["params"])
@@ -161,16 +161,19 @@ class Judge:
         if jax["buffers"] and torch["buffers"]:
             yield "buffers", self._of_buffers(alignment.of_jax(jax["buffers"]), alignment.of_torch(torch["buffers"]), index)
         if jax["optimizer_state"]:
-            states = alignment.states_of_jax(jax["optimizer_state"])
-            kind = str(self._torch.header["optimizer"])
-            yield "optimizer_state", _of_states(states, alignment.states_of_torch(torch["optimizer_state"]), kind)
+            states, kind = alignment.states_of_jax(jax["optimizer_state"]), str(self._torch.header["optimizer"])
+            added = torch["optimizer_state_changes_after"]  # before torch's recorder was called, and maybe after jax's
+            changed = {name: x + added.get(name, 0.0) for name, x in torch["optimizer_state"].items()}
+            candidates = [changed, *[torch["optimizer_state"]] * (bool(added) and jax.number + 1 in self._torch.steps)]
+            found = [_of_states(states, alignment.states_of_torch(candidate), kind) for candidate in candidates]
+            yield "optimizer_state", min(found, key=lambda of_tensors: max(of_tensors.values(), default=0.0))
 
     def _of_buffers(self, jax: Tensors, torch: Tensors, index: int) -> dict[str, float]:
         """Return the residuals of buffers, without what biases explain that no loss sees, once they have moved."""
         shown = {name: x for name, x in torch.items() if name in jax}
         of_tensors = _against(jax, shown)
-        for name, remaining in self._means.items() if index else ():
-            number = self._judgement.numbers[index]
+        number = self._judgement.numbers[index]
+        for name, remaining in self._means.items() if number > 1 else ():
             if of_tensors.get(name, 0.0) <= ALLOWED["buffers"] * self._epsilon:
                 continue
             rest = remaining.get(number)

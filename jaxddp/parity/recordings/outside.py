@@ -35,9 +35,11 @@ class OutsideChanges:
         alignment: the tensors of both sides.
         torch_run, jax_run: the recordings.
         numbers: steps that both have.
+        noise: parameters whose gradients, and so whose updates, are rounding.
 
     Attributes:
         torch, jax: step -> tensor -> what was added to it between this step's update and the next.
+        is_assumed: JAX's updates contain the changes, which are torch's.
         ahead: step -> what was added to JAX's parameters after they were given to the step before, and so is missing
             in this step's parameters.
     """
@@ -46,9 +48,11 @@ class OutsideChanges:
     torch_run: Recording
     jax_run: Recording
     numbers: Sequence[int]
+    noise: frozenset[str] = frozenset()
     torch: Changes = field(default_factory=dict)
     jax: Changes = field(default_factory=dict)
     ahead: Changes = field(default_factory=dict)
+    is_assumed: bool = False
 
     def __post_init__(self) -> None:
         self._precision = max(self.torch_run.parameter_epsilon, self.jax_run.parameter_epsilon)
@@ -86,17 +90,13 @@ class OutsideChanges:
         """Return the step whose update the changes before a step follow: the one before it, if that is recorded."""
         return number - 1 if number - 1 in self.numbers else number
 
-    def found_in_updates(self, noise: frozenset[str]) -> "OutsideChanges":
-        """Return the changes with those that JAX's updates contain, if these are differences of its parameters.
-
-        Args:
-            noise: parameters whose updates are rounding.
-        """
+    def found_in_updates(self) -> "OutsideChanges":
+        """Return the changes with those that JAX's updates contain, if these are differences of its parameters."""
         shown = [step.notes.get("update") for step in self.jax_run.steps.values()]
         if not self.torch or "difference" not in shown:
             return self
         assumed = [self._assume(placement) for placement in ("after", "before")]
-        distances = [changes._distance_of_updates(noise) for changes in (self, *assumed)]
+        distances = [changes._distance_of_updates() for changes in (self, *assumed)]
         nearest = min(range(3), key=distances.__getitem__)
         return assumed[nearest - 1] if distances[nearest] < CLEARLY * distances[0] else self
 
@@ -107,20 +107,20 @@ class OutsideChanges:
             placement: "after": before the recorder is given the parameters; "before": after that, so that the next
                 step's update contains them.
         """
-        assumed = OutsideChanges(self.alignment, self.torch_run, self.jax_run, self.numbers)
-        assumed.jax = dict(self.torch)
+        assumed = OutsideChanges(self.alignment, self.torch_run, self.jax_run, self.numbers, self.noise)
+        assumed.jax, assumed.is_assumed = dict(self.torch), True
         if placement == "before":
             following = {number: self.torch.get(number - 1, {}) for number in self.numbers}
             assumed.ahead = {number: added for number, added in following.items() if added}
         return assumed
 
-    def _distance_of_updates(self, noise: frozenset[str]) -> float:
+    def _distance_of_updates(self) -> float:
         """Return the norm of all differences of both sides' updates."""
         distances = []
         for number in self.numbers:
             torch = self.alignment.of_torch(self.torch_run.steps[number]["update"])
-            jax = self.update(number)
-            distances.append(stage_norm({n: x - torch[n] for n, x in jax.items() if n in torch and n not in noise}))
+            moves = {name: x - torch[name] for name, x in self.update(number).items() if name in torch}
+            distances.append(stage_norm({name: x for name, x in moves.items() if name not in self.noise}))
         return math.hypot(*distances)
 
     def params(self, number: int) -> Tensors:
@@ -129,13 +129,26 @@ class OutsideChanges:
 
     def update(self, number: int) -> Tensors:
         """Return the update that JAX's optimizer makes at a step."""
-        step = self.jax_run.steps[number]
-        update = self.alignment.of_jax(step["update"])
-        if step.notes.get("update") != "difference":
+        update = self.alignment.of_jax(self.jax_run.steps[number]["update"])
+        if not self.is_assumed:
             return update
-        for changes in (self.ahead.get(number, {}), {} if self.ahead else self.jax.get(number, {})):
-            update = _sums(update, {name: -x for name, x in changes.items()})
-        return update
+        changes = self.ahead if self.ahead else self.jax
+        update = _sums(update, {name: -x for name, x in changes.get(number, {}).items()})
+        return {name: x for name, x in update.items() if name not in self.unknown}
+
+    @property
+    def unknown(self) -> frozenset[str]:
+        """Parameters whose updates are not known: what changed them otherwise depends on values that are rounding."""
+        changed = {name for changes in self.torch.values() for name in changes}
+        return self.noise & changed if self.is_assumed else frozenset()
+
+    def carried(self, number: int) -> float:
+        """Return by how much torch's changes may differ from JAX's, relative to the update that is known only by them."""
+        if not self.is_assumed:
+            return 0.0
+        torch = self.alignment.of_torch(self.torch_run.steps[number]["params"])
+        drift = {name: x - torch[name] for name, x in self.params(number).items() if name not in self.noise}
+        return FOLLOWS * relative(stage_norm(drift), stage_norm(self.update(number)))
 
     def is_hidden(self, number: int) -> bool:
         """Return whether a side whose parameters change at other steps may change them at this one unseen."""
@@ -153,14 +166,15 @@ class OutsideChanges:
         jax, torch = self.jax.get(number, {}), self.torch.get(number, {})
         if not step["params"] or not step["update"]:
             return {}, 0.0
-        params, start = self.alignment.of_torch(self.torch_run.steps[number]["params"]), self.params(number)
+        params, update = (self.alignment.of_torch(self.torch_run.steps[number][name]) for name in ("params", "update"))
+        ends = _sums(self.params(number), self.update(number)), _sums(params, update)
         distances, drift = dict.fromkeys(params, 0.0), 0.0
         for name in jax.keys() | torch.keys():
             changes = [np.asarray(side.get(name, 0.0), float) for side in (jax, torch)]
             size = _norm(params[name]) + max(map(_norm, changes))
             distances[name] = relative(_norm(np.subtract(*changes)), size)
             if self.jax and self.torch:
-                drift = max(drift, relative(_norm(start[name] - params[name]), size))
+                drift = max(drift, relative(_norm(ends[0][name] - ends[1][name]), size))
         return distances, ROUNDED * self._precision + FOLLOWS * drift
 
 

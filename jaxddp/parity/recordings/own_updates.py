@@ -72,14 +72,18 @@ def _optimizer_step(step: RecordedStep) -> OptimizerStep:
     return OptimizerStep(step.notes["groups"], params, gradients, unused, update, norm=total_norm(step, stage))
 
 
+def changed_state(run: Recording, numbers: Sequence[int]) -> str:
+    """Return the parts of torch's optimizer state that change between updates around some steps; "": none does."""
+    keys = {key for number in numbers if number in run.steps for stage in STATE_CHANGES for key in run.steps[number][stage]}
+    return listed(sorted({key.partition(":")[0] for key in keys}), joint=", ")
+
+
 def foreign_cause(run: Recording, foreign: Located) -> Cause:
     """Return the cause of updates that are not those of torch's optimizer."""
-    step, kind = run.steps[foreign.step], run.header["optimizer"]
-    changed = {key for stage in STATE_CHANGES for key in (*step[stage], *run.steps.get(step.number - 1, step)[stage])}
-    parts = sorted({key.partition(":")[0] for key in changed})
+    kind = run.header["optimizer"]
     says = f"torch's update at step {foreign.step} is not what its {kind} makes of its gradients and state"
-    if parts:
-        says = f"torch changes its optimizer's state ({listed(parts, joint=', ')}) before its update at step {foreign.step}"
+    if parts := changed_state(run, (foreign.step - 1, foreign.step)):
+        says = f"torch changes its optimizer's state ({parts}) before its update at step {foreign.step}"
     fix = "do the same in jax's program, or leave it out in torch's"
     measured = f"without it, {kind}'s update of {foreign.tensor} would be another: residual {foreign.residual:.2g}"
     return Cause(("foreign_update",), (says,), (fix,), 0.0, measured=measured)
