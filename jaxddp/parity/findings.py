@@ -236,7 +236,6 @@ class StageResult:
     residuals: tuple[float, ...]
     tensors: dict[str, tuple[tuple[int, ...], float]] = field(default_factory=dict)
 
-
     @property
     def is_beyond(self) -> bool:
         """Whether a residual is larger than allowed."""

@@ -227,8 +227,8 @@ class TorchLoop:
 def _changes(earlier: Arrays, later: Arrays) -> Arrays:
     """Return what was added to the arrays that changed; an array that is missing counts as zeros."""
     pairs = {name: (earlier.get(name, 0.0), later.get(name, 0.0)) for name in {**earlier, **later}}
-    added = {n: np.asarray(new - old) for n, (old, new) in pairs.items() if not np.array_equal(new, old, equal_nan=True)}
-    return {name: change for name, change in added.items() if change.any()}
+    changed = {name: pair for name, pair in pairs.items() if not np.array_equal(*pair, equal_nan=True)}
+    return {name: np.asarray(new - old) for name, (old, new) in changed.items() if np.any(new != old)}
 
 
 def _at_end_of_backward(function: Any) -> None:
@@ -252,7 +252,7 @@ def _described(tensor: Tensor, is_parameter: bool) -> list[Any]:
 
 
 def _module(module: nn.Module) -> list[Any]:
-    """Return the name of a module's class in torch.nn, its sizes, on which its weight's layout depends, and momentum."""
+    """Return the name of a module's class in torch.nn, its sizes, which a weight's layout depends on, and momentum."""
     kinds = [kind.__name__ for kind in type(module).__mro__ if kind.__name__ == "Conv1D" or _is_torchs(kind)]
     sizes = {name: x for name, x in vars(module).items() if type(x) is int and not name.startswith("_")}
     momentum = getattr(module, "momentum", None)

@@ -20,7 +20,6 @@ from jaxddp.parity.recordings import causes
 from jaxddp.parity.recordings.aligned import Alignment
 from jaxddp.parity.recordings.clipping_rule import clipping_of
 from jaxddp.parity.recordings.judge import ALLOWED, MOST_APART, Judge, contiguous, replayed
-from jaxddp.parity.recordings.judgement import RecordedJudgement
 from jaxddp.parity.recordings.names import Twins, find_twins
 from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.own_updates import changed_state, foreign_cause, own_updates
@@ -245,8 +244,8 @@ class Comparison:
         own = own_updates(self._torch_run, contiguous(self._judgement.numbers))
         foreign = None if own is None else own.foreign
         if foreign is not None:
-            says = f"From step {foreign.step} on torch's updates are not what its {self._torch_run.header['optimizer']} makes"
-            self._foreign = [f"{says} of its gradients and state, and are compared with jax's as they are."]
+            says = f"torch's updates are not what its {self._torch_run.header['optimizer']} makes of its gradients"
+            self._foreign = [f"From step {foreign.step} on {says} and state, and are compared with jax's as they are."]
         elif parts := changed_state(self._torch_run, self._judgement.numbers):
             self._foreign = [f"Torch changes its optimizer's state ({parts}) between steps, and no update shows it."]
         replay = None if self._outside is None or not numbers else self._replay(self._outside, numbers, foreign)
@@ -265,9 +264,7 @@ class Comparison:
             detail = coarse if replay.ruling.cut_short else "given jax's own gradients and parameters"
             yield from self._explained("update", located, replay.ruling, detail)
 
-    def _replay(
-        self, outside: OutsideChanges, numbers: list[int], foreign: Located | None
-    ) -> causes.Updates | None:
+    def _replay(self, outside: OutsideChanges, numbers: list[int], foreign: Located | None) -> causes.Updates | None:
         """Judge the updates of some steps by torch's optimizer, given JAX's own gradients; None: it is not possible.
 
         Args:

@@ -159,7 +159,8 @@ class Judge:
             noise = self._judgement.noise
             yield "update", _against(*({n: x for n, x in side.items() if n not in noise} for side in updates))
         if jax["buffers"] and torch["buffers"]:
-            yield "buffers", self._of_buffers(alignment.of_jax(jax["buffers"]), alignment.of_torch(torch["buffers"]), index)
+            buffers = alignment.of_jax(jax["buffers"]), alignment.of_torch(torch["buffers"])
+            yield "buffers", self._of_buffers(*buffers, index)
         if jax["optimizer_state"]:
             states, kind = alignment.states_of_jax(jax["optimizer_state"]), str(self._torch.header["optimizer"])
             added = torch["optimizer_state_changes_after"]  # before torch's recorder was called, and maybe after jax's
@@ -185,9 +186,7 @@ class Judge:
                 of_tensors |= {name: residuals({**jax, name: shown[name] + rest}, shown)[name]}
         return of_tensors
 
-    def _allowance(
-        self, stage: str, index: int, changed: float = 1.0, rounding: float = 0.0
-    ) -> tuple[float, str]:
+    def _allowance(self, stage: str, index: int, changed: float = 1.0, rounding: float = 0.0) -> tuple[float, str]:
         """Return the largest residual that counts as equal at a step, and why it is not judged by it; "": it is."""
         judgement = self._judgement
         apart = judgement.apart[index]

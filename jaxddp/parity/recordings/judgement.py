@@ -32,7 +32,7 @@ class RecordedJudgement:
         kinked: parameters whose gradients may jump by rounding, since they are behind a ReLU or the like; None: not
             known.
         tips: stage -> steps that differ in tensors behind kinks alone, and not in all of them.
-        direct: step -> residuals of JAX's update against torch's, what is allowed, and why it would not be judged by that;
+        direct: step -> residuals of JAX's update against torch's, what is allowed, and why it would not be judged so;
             for the steps where torch's optimizer is replayed.
         left_out: (reason, step) -> stages that are not judged there.
     """

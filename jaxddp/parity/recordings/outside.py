@@ -18,8 +18,7 @@ from jaxddp.parity.records import Tensors, relative, stage_norm
 
 # Rounding of parameter + update, relative to both, in units of the parameter's precision; measured: up to 0.5.
 ROUNDED = 4.0
-# The same change of parameters that differ: by this multiple of their difference; a clamp, an average or a reset to given
-# values changes them by at most 1.
+# Changes may differ by this multiple of the difference of the parameters; measured: 1 for clamps, averages and resets.
 FOLLOWS = 4.0
 CLEARLY = 0.5  # of two explanations of updates the less plain one is taken if it leaves less than this share
 BEFORE, AFTER = "params_changes_before", "params_changes_after"
@@ -143,7 +142,7 @@ class OutsideChanges:
         return self.noise & changed if self.is_assumed else frozenset()
 
     def carried(self, number: int) -> float:
-        """Return by how much torch's changes may differ from JAX's, relative to the update that is known only by them."""
+        """Return by how much torch's changes may differ from JAX's, relative to the update that they leave."""
         if not self.is_assumed:
             return 0.0
         torch = self.alignment.of_torch(self.torch_run.steps[number]["params"])
@@ -159,8 +158,8 @@ class OutsideChanges:
         """Compare the changes that follow a step's update.
 
         Returns:
-            tensor -> norm of the difference over that of the parameters, {} where JAX shows no parameters; and the largest
-            that counts as equal.
+            tensor -> norm of the difference over that of the parameters, {} where JAX shows no parameters; and the
+            largest that counts as equal.
         """
         step = self.jax_run.steps[number]
         jax, torch = self.jax.get(number, {}), self.torch.get(number, {})

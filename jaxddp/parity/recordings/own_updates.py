@@ -74,7 +74,8 @@ def _optimizer_step(step: RecordedStep) -> OptimizerStep:
 
 def changed_state(run: Recording, numbers: Sequence[int]) -> str:
     """Return the parts of torch's optimizer state that change between updates around some steps; "": none does."""
-    keys = {key for number in numbers if number in run.steps for stage in STATE_CHANGES for key in run.steps[number][stage]}
+    steps = [run.steps[number] for number in numbers if number in run.steps]
+    keys = {key for step in steps for stage in STATE_CHANGES for key in step[stage]}
     return listed(sorted({key.partition(":")[0] for key in keys}), joint=", ")
 
 

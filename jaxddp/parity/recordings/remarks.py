@@ -53,7 +53,7 @@ def remarks(
     if outside is not None and outside.torch and outside.jax:
         tensors = {name for changes in outside.torch.values() for name in changes}
         yield f"Both sides change {listed(sorted(tensors), joint=', ')} alike, beside their optimizers' updates."
-    if excerpts := [name for name, (shape, *_) in torch_run.header["tensors"].items() if is_excerpt(shape, torch_run.limit)]:
+    if excerpts := [name for name, shape in torch_run.shapes.items() if is_excerpt(shape, torch_run.limit)]:
         yield f"Of {count(len(excerpts), 'tensor')} the recordings hold excerpts and norms: {listed(excerpts)}."
     for stage, tips in judgement.tips.items():
         worst = max(tip.residual for tip in tips)

@@ -1,8 +1,8 @@
 """Running means of BatchNorm that differ because biases before them do, which no loss sees.
 
-A bias in front of BatchNorm has a gradient of rounding alone, so each side moves it in its own way, and the running mean
-moves with it. With momentum m, each micro-batch makes of the difference e of the two sides' means, and of that of their
-biases, d,
+A bias in front of BatchNorm has a gradient of rounding alone, so each side moves it in its own way, and the running
+mean moves with it. With momentum m, each micro-batch changes the difference e of the two sides' means by the
+difference d of their biases:
 
     e <- (1 - m) e + m d
 """
@@ -17,7 +17,7 @@ from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.run import Recording
 from jaxddp.parity.records import Tensors, stage_norm
 
-# Largest share of a mean's shift that biases leave unexplained at most steps, if they cause it; measured: 1e-5 in float32.
+# Share of a mean's shift that biases leave unexplained at a typical step, if they cause it; measured: 1e-5 in float32.
 LEFT = 0.1
 # Norm of the shift of a mean over that of all biases, if further layers lie between them; measured: up to 2.
 PASSED_ON = 10.0
