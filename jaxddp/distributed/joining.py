@@ -18,7 +18,7 @@ from typing import Any, Self
 from jaxddp.config.ranges import check_range
 from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.line import SILENCE, Line, Message, close_all
-from jaxddp.errors import InputError, LostError, listed
+from jaxddp.errors import InputError, LostError, listed, shortened
 
 LATE = 30.0  # seconds for which process 0 still refuses latecomers of a run that cannot begin
 _LONGEST = 80  # characters of another process's value in a message
@@ -150,7 +150,7 @@ def _check_fits(hello: Message, about: Message, others: Iterable[int]) -> None:
         raise InputError(f"two processes have the number {number}")
     for name, value in about["config"].items():
         if (other := hello["config"].get(name)) != value:
-            has, wanted = json.dumps(other)[:_LONGEST], json.dumps(value)
+            has, wanted = shortened(json.dumps(other), _LONGEST), json.dumps(value)
             raise InputError(f"process {number} has {name} = {has}, process 0 {wanted}; start all with one command")
 
 

@@ -15,7 +15,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
 from tyro.conf import Positional, arg
 
 from jaxddp import cli
-from jaxddp.errors import InputError, check_name
+from jaxddp.errors import InputError, check_name, on_one_line
 from jaxddp.files import check_file, write_atomically
 from jaxddp.flags import parse_known, parse_plain
 from jaxddp.parity.port.loading import check_flags_of_port
@@ -214,7 +214,7 @@ def _check_builtin(options: CheckOptions, stop: Stop) -> list[Report]:
         reports[-1] = replace(reports[-1], ended=stop.why, untried=untried)
         print(f"incomplete: {words.ended(reports[-1])}")
     for problem in dict.fromkeys(problem for report in reports for problem in report.problems):
-        print(f"problem: {problem}")
+        print(on_one_line(f"problem: {problem}"))
     return reports
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from jaxddp.config import TrainerConfig
 from jaxddp.config.kinds import fits
-from jaxddp.errors import InputError, listed
+from jaxddp.errors import InputError, listed, reason
 from jaxddp.files import check_regular, write_atomically
 from jaxddp.tracking.folder_lock import LOCK_FILE, hold
 
@@ -146,7 +146,7 @@ def check_same_data(folder: Path, digests: Mapping[str, str], program: str | Non
     except FileNotFoundError:
         return
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); remove it to resume with any data") from None
+        raise InputError(f"{path}: cannot be read ({reason(error)}); remove it to resume with any data") from None
     if not isinstance(saved, dict) or saved.keys() != digests.keys():
         raise InputError(f"{path}: not the digests of a run's data; remove it to resume with any data")
     names = {"train": "training", "test": "test"}
@@ -173,7 +173,7 @@ def load_config(folder: Path, config_class: type[Config]) -> Config:
     try:
         fields = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a run's config ({error})") from error
+        raise InputError(f"{path}: not a run's config ({reason(error)})") from error
     program = getattr(config_class, "PROGRAM", None)
     known = {field.name for field in dataclasses.fields(config_class)}
     if not isinstance(fields, dict) or not fields.keys() <= known:

@@ -10,7 +10,7 @@ import jax
 from tyro.conf import Positional, arg
 
 from jaxddp import cli
-from jaxddp.errors import InputError, check_name
+from jaxddp.errors import InputError, check_name, on_one_line
 from jaxddp.files import check_file
 from jaxddp.flags import parse_known, parse_plain
 from jaxddp.parity.convert.weight_files import FRAMEWORKS, ModelPair, read, write
@@ -67,7 +67,8 @@ def convert(options: ConvertOptions, flags: Sequence[str] = ()) -> None:
         arrow = "<-" if to == "jax" else "->"
         for piece in twins.converter.pieces:
             order = f"  taken as {piece.order}" if piece.order else ""
-            print(f"{piece.jax_name} {piece.jax_shape}{order}  {arrow}  {piece.torch_name} {piece.torch_shape}")
+            line = f"{piece.jax_name} {piece.jax_shape}{order}  {arrow}  {piece.torch_name} {piece.torch_shape}"
+            print(on_one_line(line))
     print(f"{options.out}: {len(converted)} arrays for {to}, from {len(weights)} of {options.weights}")
 
 

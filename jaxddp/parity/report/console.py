@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from jaxddp.errors import on_one_line
 from jaxddp.parity.findings import ORDER, Cause, Difference, Findings, Patch
 from jaxddp.parity.port.names_block import import_line, names_block, no_twin_line
 from jaxddp.parity.report import words
@@ -100,8 +101,7 @@ def printable(text: str) -> str:
     >>> printable("a\nb\x1b[2J")
     'a b\\x1b[2J'
     """
-    line = " ".join(text.splitlines())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return on_one_line(" ".join(text.splitlines()))
 
 
 def cut(text: str, width: int) -> str:
