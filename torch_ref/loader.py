@@ -209,7 +209,7 @@ class Loader:
 
         That may be code of the user's, whose errors are raised again as input errors.
         """
-        raised = error.__cause__ if isinstance(error, InputError) else error
+        raised = (error.__cause__ or error) if isinstance(error, InputError) else error
         if not str(raised).startswith("DataLoader "):
             return error
         examples = ", ".join(map(str, self._dataset.reading.tolist()))

@@ -14,13 +14,13 @@ from typing import Any, TypeVar, get_type_hints
 from jaxddp.config import TrainerConfig
 from jaxddp.config.kinds import fits
 from jaxddp.errors import InputError, listed, reason
-from jaxddp.files import check_regular, write_atomically
+from jaxddp.files import UNFINISHED, check_regular, write_atomically
 from jaxddp.tracking.folder_lock import LOCK_FILE, hold
 
 CONFIG_FILE = "config.json"
 DATA_FILE = "data.json"  # digests of the run's data
 PROGRAM_FOLDER, PROGRAM_FILE = "program", "program.json"  # see `jaxddp.tracking.kept_program`
-LEFTOVERS = (LOCK_FILE, f"{CONFIG_FILE}.tmp", PROGRAM_FOLDER, PROGRAM_FILE)  # of a run that was killed at its start
+LEFTOVERS = (LOCK_FILE, PROGRAM_FOLDER, PROGRAM_FILE)  # of a run that was killed at its start
 LEAST_SPACE = 100_000  # bytes for the logs of a short run
 
 Config = TypeVar("Config", bound=TrainerConfig)
@@ -83,7 +83,8 @@ def _check_claimable(path: Path, where: str, resume: bool) -> None:
         return
     if CONFIG_FILE in names:
         raise InputError(f"{where}: already holds a run; choose a new folder, or continue the run with --resume {path}")
-    if others := sorted(names - {*LEFTOVERS}):
+    left = {name for name in names if name in LEFTOVERS or name.endswith(UNFINISHED)} if LOCK_FILE in names else set()
+    if others := sorted(names - left):
         raise InputError(f"{where}: holds other files ({listed(others, joint=', ')}); choose a new or empty folder")
 
 

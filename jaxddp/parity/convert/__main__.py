@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 
 from jaxddp import cli
 from jaxddp.errors import InputError, check_name, on_one_line
-from jaxddp.files import check_file
+from jaxddp.files import check_files
 from jaxddp.flags import parse_known, parse_plain
 from jaxddp.parity.convert.weight_files import FRAMEWORKS, ModelPair, read, write
 from jaxddp.parity.port import errors_located, load_port
@@ -75,9 +75,9 @@ def convert(options: ConvertOptions, flags: Sequence[str] = ()) -> None:
 def _check_flags(options: ConvertOptions) -> None:
     if options.to is not None:
         check_name("--to", options.to, FRAMEWORKS)
+    check_files({"PORT.py": (options.port, None), "OUT": (options.out, b"")})
     if options.out.exists() and not options.force:
         raise InputError(f"{options.out}: exists; --force replaces it")
-    check_file(options.out)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from jaxddp.errors import InputError, reason, shortened
 from jaxddp.parity.report.report import Report
 
 FORMAT = "jaxddp.parity report 4"
+MARK = rb'\[?\{\s*"format": "jaxddp\.parity report '  # of a report, or of a list of them
 NOT_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no form for these
 
 
