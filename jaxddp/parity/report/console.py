@@ -95,15 +95,6 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
     yield _summary(shown)
 
 
-def printable(text: str) -> str:
-    r"""Put text on one line and escape whatever could control the terminal.
-
-    >>> printable("a\nb\x1b[2J")
-    'a b\\x1b[2J'
-    """
-    return on_one_line(" ".join(text.splitlines()))
-
-
 def cut(text: str, width: int) -> str:
     """Shorten text to `width` characters by cutting out its middle.
 
@@ -216,7 +207,7 @@ def _numerics_line(findings: Findings) -> str:
 
 def _fit(line: str) -> list[str]:
     """Leave out the words in the middle of a line beyond `LONGEST` characters, and wrap it."""
-    text = printable(line).rstrip()
+    text = on_one_line(" ".join(line.splitlines())).rstrip()
     if len(text) > LONGEST:
         begin, end = text[: LONGEST // 2].rpartition(" ")[0], text[-LONGEST // 2 :].partition(" ")[2]
         text = f"{begin} ... {end}{REST}"
