@@ -3,11 +3,14 @@
 import contextlib
 import difflib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 BAD_INPUT, LOST, INTERRUPTED = 2, 69, 130  # exit codes; 69 is EX_UNAVAILABLE of sysexits.h
 LONGEST = 10_000  # characters of an error's message or a printed line
+PATIENCE = 30.0  # seconds after which a wait is told, again and again
 OUT_OF_MEMORY = ("resource_exhausted", "can't allocate memory", "out of memory", "can't start new thread")
 
 
@@ -180,6 +183,30 @@ def tell(line: str) -> None:
     """Print one line on stderr, unless it is closed, in one write, which a launcher does not mix with others."""
     with contextlib.suppress(OSError, ValueError):
         print(f"{on_one_line(line)}\n", end="", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def telling(line: Callable[[float], str], every: float = PATIENCE) -> Iterator[None]:
+    """Print a line on stderr from time to time, from a thread, while the body of the `with` statement runs.
+
+    Args:
+        line: returns the line, after so many seconds of the body.
+        every: seconds between two lines.
+
+    >>> with telling(lambda seconds: f"waited {seconds:.0f} s"):
+    ...     pass
+    """
+    ended, begun = threading.Event(), time.monotonic()
+
+    def watch() -> None:
+        while not ended.wait(every):
+            tell(line(time.monotonic() - begun))
+
+    threading.Thread(target=watch, name="telling", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def differences(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:

@@ -11,12 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from jaxddp.errors import InputError, described, tell
+from jaxddp.errors import PATIENCE, InputError, described, telling
 
 PACKAGES = Path(__file__).resolve().parent
 NOT_USERS = (PACKAGES, PACKAGES.parent / "torch_ref", *(Path(path).resolve() for path in (sys.prefix, sys.base_prefix)))
-
-PATIENCE = 30.0  # seconds
 
 _FOLDERS: set[Path] = set()  # of the files that have run
 
@@ -43,25 +41,17 @@ def run_file(path: Path) -> ModuleType:
     return module
 
 
-@contextlib.contextmanager
-def _place_told(path: Path) -> Iterator[None]:
+def _place_told(path: Path) -> contextlib.AbstractContextManager[None]:
     """Tell the line at which a file is, from time to time, if it takes long to run."""
-    ended, runner = threading.Event(), threading.get_ident()
+    runner = threading.get_ident()
 
-    def watch() -> None:
-        seconds = 0.0
-        while not ended.wait(PATIENCE):
-            seconds += PATIENCE
-            stack = traceback.extract_stack(sys._current_frames().get(runner))
-            lines = [frame.lineno for frame in stack if Path(frame.filename).resolve() == path.resolve()]
-            at = f" at line {lines[-1]}" if lines else ""
-            tell(f"{path}: has run for {seconds:.0f} s, and is still{at}")
+    def place(seconds: float) -> str:
+        stack = traceback.extract_stack(sys._current_frames().get(runner))
+        lines = [frame.lineno for frame in stack if Path(frame.filename).resolve() == path.resolve()]
+        at = f" at line {lines[-1]}" if lines else ""
+        return f"{path}: has run for {seconds:.0f} s, and is still{at}"
 
-    threading.Thread(target=watch, daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
+    return telling(place, PATIENCE)
 
 
 def _put_first(folder: Path) -> None:
