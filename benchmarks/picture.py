@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.contenders import ALL_PEERS_AT
 from jaxddp import cli
 from jaxddp.errors import InputError
-from jaxddp.files import write_atomically
+from jaxddp.files import check_files, mark_of_picture, write_atomically
 from jaxddp.tracking.curves import GRID, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Record = Mapping[str, Any]
+WRITER = "benchmarks.picture"  # noted in the picture, so that it is known again
 
 # Okabe and Ito's colours, distinguishable with colour blindness; the markers differ too.
 PEERS = {
@@ -48,7 +49,7 @@ def draw(record: Record) -> bytes:
         axes.set_axisbelow(True)
         axes.grid(axis="x" if axes is left else "both", color=GRID)
     png = io.BytesIO()
-    figure.savefig(png, format="png")
+    figure.savefig(png, format="png", metadata={"Software": WRITER})
     return png.getvalue()
 
 
@@ -100,6 +101,7 @@ def main(argv: list[str]) -> None:
     *records, picture = argv or [""]
     if not records or not all(Path(path).is_file() for path in records):
         raise InputError("usage: python -m benchmarks.picture RECORD.json [...] PICTURE.png, with records that exist")
+    check_files({"PICTURE": (Path(picture), mark_of_picture(WRITER))})
     parts: dict[str, Any] = {}
     for path in records[::-1]:
         parts |= json.loads(Path(path).read_text())

@@ -17,7 +17,7 @@ from benchmarks.speed import Heat
 from benchmarks.workloads import workloads
 from jaxddp import TrainConfig
 from jaxddp.errors import InputError
-from jaxddp.files import write_atomically
+from jaxddp.files import check_files, write_atomically
 
 if TYPE_CHECKING:
     from benchmarks.__main__ import RaceOptions
@@ -31,6 +31,9 @@ FEW_ROUNDS = 3  # at most, of growth and of races without a target
 def run(options: "RaceOptions", command: str) -> dict[str, Any]:
     """Run the benchmark, print it, and return its record."""
     started = time.perf_counter()
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        check_files({"--output": (options.output, rb'\{\s*"command": "python -m benchmarks')})
     if options.smoke:
         compile_faster()
     record, sizes = _begin(options, command)
@@ -61,7 +64,6 @@ def _keep(options: "RaceOptions", record: dict[str, Any], started: float, what: 
     record["seconds"] = round(time.perf_counter() - started, 1)
     print(f"{record['seconds']:6.0f} s  {what}", file=sys.stderr, flush=True)
     if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(options.output, f"{json.dumps(record, indent=2)}\n".encode())
 
 

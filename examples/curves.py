@@ -6,9 +6,12 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from jaxddp.files import check_files, mark_of_picture
+
 
 def main(picture: str, *folders: str) -> None:
     """Draw the losses of each epoch."""
+    check_files({"PICTURE": (Path(picture), mark_of_picture("examples/curves.py"))})
     figure = Figure(figsize=(6, 3.5), dpi=100, layout="constrained")
     axes = figure.subplots()
     for folder, style in zip(folders, ("-", "o", "x", "+"), strict=False):
@@ -19,7 +22,7 @@ def main(picture: str, *folders: str) -> None:
             axes.plot([epoch["epoch"] for epoch in epochs], losses, style, color=colour, label=f"{part}, {folder}")
     axes.set(xlabel="epoch", ylabel="loss")
     axes.legend(frameon=False)
-    figure.savefig(picture)
+    figure.savefig(picture, format="png", metadata={"Software": "examples/curves.py"})
 
 
 if __name__ == "__main__":

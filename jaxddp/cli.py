@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from jaxddp.config import TrainerConfig
 from jaxddp.config.ulimits import ulimits
-from jaxddp.errors import BAD_INPUT, INTERRUPTED, InputError, TrainingError, exit_code, tells_of_memory
+from jaxddp.errors import BAD_INPUT, INTERRUPTED, InputError, TrainingError, exit_code, reason, tell, tells_of_memory
 from jaxddp.flags import parse_plain, value_of
 from jaxddp.program import Program, built_in, check_flags, default_config, load_program
 from jaxddp.scripts import refuse_exits
@@ -107,13 +107,13 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
     except (InputError, TrainingError) as error:
         if show_traceback:
             traceback.print_exc()
-        _tell(f"error: {on_one_line(str(error))}")
+        tell(f"error: {error}")
         raise SystemExit(exit_code(error)) from error
     except (MemoryError, RuntimeError) as error:
         if show_traceback or not tells_of_memory(error):
             raise
         limits = "".join(f"; {name} is {limit // 1024}" for name, limit in ulimits().items())
-        _tell(f"error: not enough memory: {_first_line(error)}; choose smaller sizes{limits}")
+        tell(f"error: not enough memory: {reason(error)}; choose smaller sizes{limits}")
         sys.exit(BAD_INPUT)
     except BrokenPipeError:  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -122,17 +122,11 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
         if show_traceback or error.strerror is None:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        _tell(f"error: {where}{error.strerror.lower()}")
+        tell(f"error: {where}{error.strerror.lower()}")
         raise SystemExit(BAD_INPUT) from error
     except KeyboardInterrupt:
-        _tell("interrupted")
+        tell("interrupted")
         sys.exit(INTERRUPTED)
-
-
-def _tell(line: str) -> None:
-    """Print on stderr, unless it is closed."""
-    with contextlib.suppress(OSError):
-        print(f"{line}\n", end="", file=sys.stderr, flush=True)  # one write, which a launcher does not mix
 
 
 @contextlib.contextmanager
@@ -148,16 +142,7 @@ def variables_named(prefix: str) -> Iterator[None]:
         given = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
         cited = {name: value for name, value in given.items() if value and value in str(error)}
         variables = ", ".join(f"{name}={value}" for name, value in (cited or given).items())
-        raise InputError(f"{variables}: {_first_line(error)}") from error
-
-
-def on_one_line(message: str) -> str:
-    """Escape line breaks and other characters that are not printable, as a flag's value may hold them.
-
-    >>> print(on_one_line("--model a\\nb: unknown"))
-    --model a\\nb: unknown
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in message)
+        raise InputError(f"{variables}: {reason(error)}") from error
 
 
 def open_streams() -> None:
@@ -174,15 +159,11 @@ def open_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
 def run(
     main: Callable[[Config, Program], Any],
     trainer: type[Config],
     prog: str,
-    tell: Callable[[Sequence[str], str], None] = lambda argv, reason: None,
+    on_refusal: Callable[[Sequence[str], str], None] = lambda argv, reason: None,
 ) -> None:
     """Load the program, parse sys.argv and run `main`; `--traceback` shows where an error was raised.
 
@@ -190,7 +171,7 @@ def run(
         main: what the command does with a config and its program.
         trainer: dataclass of the flags that every program has.
         prog: name of the command in its help.
-        tell: called with the flags and the reason if they are bad input, after it is printed.
+        on_refusal: called with the flags and the reason if they are bad input, after it is printed.
     """
     refuse_exits()
     argv = [word for word in sys.argv[1:] if word != "--traceback"]
@@ -200,7 +181,7 @@ def run(
             program, config = program_and_flags(argv, trainer, prog)
     except SystemExit as stop:
         if stop.__cause__ is not None:  # an error, and not --help
-            tell(argv, str(stop.__cause__))
+            on_refusal(argv, str(stop.__cause__))
         raise
     try:
         with one_line_errors(show_traceback):

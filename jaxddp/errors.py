@@ -1,21 +1,37 @@
 """Errors that a user can act on: one line, exit code 2, no traceback."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 BAD_INPUT, LOST, INTERRUPTED = 2, 69, 130  # exit codes; 69 is EX_UNAVAILABLE of sysexits.h
+LONGEST = 10_000  # characters of an error's message or a printed line
+PATIENCE = 30.0  # seconds after which a wait is told, again and again
 OUT_OF_MEMORY = ("resource_exhausted", "can't allocate memory", "out of memory", "can't start new thread")
 
 
-class InputError(ValueError):
+class _OneLineError(Exception):
+    """An exception whose message is one line, whatever text of a user, a file or another process it quotes."""
+
+    def __init__(self, message: object = ""):
+        super().__init__(on_one_line(str(message)))
+
+
+class InputError(_OneLineError, ValueError):
     """Bad input. The message names the flag or tensor, its value, and what would be right.
 
     The command line prints the message as one line and exits with code 2; library users can catch a `ValueError`.
+
+    >>> print(InputError("--model a\\nb: unknown"))
+    --model a\\nb: unknown
     """
 
 
-class TrainingError(RuntimeError):
+class TrainingError(_OneLineError, RuntimeError):
     """Training that cannot continue: the loss is not finite, or replicas differ.
 
     The command line prints the message as one line and exits with code 2.
@@ -119,13 +135,78 @@ def listed(problems: Sequence[str], most: int = 3, joint: str = "; ") -> str:
     return joint.join([*problems[:most], *["..."] * (len(problems) > most)])
 
 
+def on_one_line(text: str, most: int = LONGEST) -> str:
+    """Escape line breaks, control characters and others that are not printable; leave out the middle of a long text.
+
+    Its own output passes unchanged.
+
+    >>> print(on_one_line("--model a\\nb\\x1b[2J: unknown"), on_one_line("1234567890", most=9))
+    --model a\\nb\\x1b[2J: unknown 123...890
+    """
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
+
+
 def shortened(text: str, most: int = 100) -> str:
-    """Cut the end off a long text, such as a number of many digits in a damaged file, and say how long it was.
+    """Put text of a file or another process on one line; cut the end off a long one, and say how long it was.
 
     >>> shortened("short"), shortened("1" * 300, most=10)
     ('short', '1111111111... (300 characters)')
     """
-    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+    start = on_one_line(text[:most])
+    return start if len(text) <= most else f"{start}... ({len(text)} characters)"
+
+
+def reason(error: BaseException, most: int = 300) -> str:
+    """Return what an exception says, without the pages that frameworks append; or its type, if it says nothing.
+
+    That is its first line, and the second after a colon.
+
+    >>> reason(ValueError("Cannot read:\\n  no file\\nFor simplicity, ...")), reason(KeyError())
+    ('Cannot read: no file', 'KeyError')
+    """
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return shortened(" ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]), most) or type(error).__name__
+
+
+def described(error: BaseException, most: int = 300) -> str:
+    """Return an exception's type and what it says, in one line.
+
+    >>> described(ZeroDivisionError("division by zero")), described(KeyError())
+    ('ZeroDivisionError: division by zero', 'KeyError: without a message')
+    """
+    return f"{type(error).__name__}: {reason(error, most) if str(error).strip() else 'without a message'}"
+
+
+def tell(line: str) -> None:
+    """Print one line on stderr, unless it is closed, in one write, which a launcher does not mix with others."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"{on_one_line(line)}\n", end="", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def telling(line: Callable[[float], str], every: float = PATIENCE) -> Iterator[None]:
+    """Print a line on stderr from time to time, from a thread, while the body of the `with` statement runs.
+
+    Args:
+        line: returns the line, after so many seconds of the body.
+        every: seconds between two lines.
+
+    >>> with telling(lambda seconds: f"waited {seconds:.0f} s"):
+    ...     pass
+    """
+    ended, begun = threading.Event(), time.monotonic()
+
+    def watch() -> None:
+        while not ended.wait(every):
+            tell(line(time.monotonic() - begun))
+
+    threading.Thread(target=watch, name="telling", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def differences(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:

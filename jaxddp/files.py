@@ -3,23 +3,29 @@
 import contextlib
 import errno
 import os
+import re
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jaxddp.errors import InputError, MovedError, TrainingError
 
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # some file systems synchronize no folder, some no file
+UNFINISHED = ".jaxddp-tmp"  # ends the names of files that are not complete yet, which no file of a user's has
+SPECIAL = "a pipe, a device or a socket"
+BEGINNING = 1024  # bytes of a file that show which flag wrote it
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file by renaming a complete temporary file, so that no reader sees a part of it.
 
     The file is on the disk before it gets its name, and the name when the function returns; a machine that loses
-    power keeps the old file or has the new one. Links are not followed: one with either name is replaced.
+    power keeps the old file or has the new one. An old file's permissions stay.
 
     Raises:
-        OSError: the file cannot be written; `filename` is `path`. An old file stays as it was.
+        OSError: the file cannot be written, or a link, a folder, a pipe or a device is there; `filename` is `path`.
+            What is there stays as it was.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -27,14 +33,18 @@ def write_atomically(path: Path, content: bytes) -> None:
     ...     Path(folder, "notes").read_bytes()
     b'complete'
     """
-    unfinished = path.with_name(path.name + ".tmp")
+    unfinished = path.with_name(path.name + UNFINISHED)
     try:
+        if kind := unwritable(path):
+            raise OSError(errno.EEXIST, f"is {kind}")
         try:
             unfinished.unlink(missing_ok=True)  # of a killed process, or a link, whose target must not change
             with unfinished.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copymode(path, unfinished)
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -106,18 +116,81 @@ def writing(kind: type[Exception], place: Path | None = None, advice: str = "") 
         raise kind(f"{error.filename or place}: cannot be written ({reason}){advice}") from error
 
 
-def check_file(path: Path) -> None:
-    """Raise `InputError` unless the folder of `path` exists and `path` is not a folder itself.
+def check_files(files: Mapping[str, tuple[Path | None, bytes | None]]) -> None:
+    r"""Check that a command may write its files: each is new, or empty, or begins as what the same flag writes.
 
-    >>> check_file(Path("nowhere/report.html"))
+    Args:
+        files: flag -> path, None if it is not given, and a regular expression of the beginning of what it writes; None:
+            a file that the command reads, which it must not write too.
+
+    Raises:
+        InputError: a file is another one, a link, a folder, a pipe or a device; its folder is missing or read-only; or
+            two flags name one file, in whatever spelling.
+
+    >>> check_files({"--json": (Path(os.devnull), rb"{")})
     Traceback (most recent call last):
     ...
-    jaxddp.errors.InputError: nowhere/report.html: folder nowhere does not exist
+    jaxddp.errors.InputError: --json /dev/null: is a pipe, a device or a socket; must be a new or a regular file
     """
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"{path}: folder {path.parent} does not exist")
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; must be a file")
+    taken: dict[object, tuple[str, bytes | None]] = {}
+    for flag, (path, mark) in files.items():
+        if path is None:
+            continue
+        where = f"{flag} {path}"
+        try:
+            if mark is not None:
+                _check_replaceable(where, path, mark, flag)
+            earlier, mark_of_earlier = taken.setdefault(_place(path), (where, mark))
+        except OSError as error:
+            raise InputError(f"{where}: {(error.strerror or type(error).__name__).lower()}; must be a file") from None
+        if earlier != where and (mark, mark_of_earlier) != (None, None):
+            raise InputError(f"{where}: is the file of {earlier}; choose another name")
+
+
+def _check_replaceable(where: str, path: Path, mark: bytes, flag: str) -> None:
+    """Raise `InputError` unless a path is new, or is a regular file that is empty or begins with the mark."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"{where}: folder {path.parent} does not exist")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{where}: folder {path.parent} is not writable")
+    if kind := unwritable(path):
+        raise InputError(f"{where}: is {kind}; must be a new or a regular file")
+    if path.exists():
+        with path.open("rb") as file:
+            beginning = file.read(BEGINNING)
+        if beginning and not re.match(mark, beginning, re.DOTALL):
+            raise InputError(
+                f"{where}: exists, and does not begin as what this version's {flag} writes; "
+                "remove it, or choose another name"
+            )
+
+
+def _place(path: Path) -> object:
+    """Return what all paths to one file share, those by links too."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_dev, path.stat().st_ino
+    return path.absolute().parent.resolve() / path.name
+
+
+def unwritable(path: Path) -> str:
+    """Return what stands at a path that must not be replaced by a file; "" if nothing or a regular file does.
+
+    >>> unwritable(Path("/")), unwritable(Path("/nowhere"))
+    ('a folder', '')
+    """
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    if stat.S_ISLNK(mode):
+        return "a link"
+    return "" if stat.S_ISREG(mode) else "a folder" if stat.S_ISDIR(mode) else SPECIAL
+
+
+def mark_of_picture(program: str) -> bytes:
+    """Return the beginning of a PNG that Matplotlib has saved with {"Software": program}, as a regular expression."""
+    return rb"\x89PNG.{1,400}Software\0" + re.escape(program.encode())
 
 
 def check_regular(where: str, path: Path) -> None:
@@ -138,4 +211,4 @@ def check_regular(where: str, path: Path) -> None:
     except (OSError, ValueError):
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise InputError(f"{where}: is a pipe, a device or a socket; must be a regular file")
+        raise InputError(f"{where}: is {SPECIAL}; must be a regular file")

@@ -1,14 +1,13 @@
 """Checkpoints of a run: when one is due, what is noted beside the state, and which one to go back to."""
 
 import dataclasses
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxddp.distributed.agreement import Agreement
-from jaxddp.errors import MovedError, NotFiniteError, TrainingError
+from jaxddp.errors import MovedError, NotFiniteError, TrainingError, tell
 from jaxddp.signals import Interruption
 from jaxddp.state import TrainState
 from jaxddp.step.metrics import EpochSums
@@ -130,7 +129,7 @@ class Saver:
         line = f"{error}; back to the checkpoint of step {int(restored.step)}, on with the batches after step "
         line += f"{self.reached} ({self._rollbacks} of at most {MAX_ROLLBACKS} times)"
         if self._run.is_first:
-            print(line, file=sys.stderr, flush=True)
+            tell(line)
         reached: Any = np.int32(self.reached)
         return ddp.place_state(dataclasses.replace(restored, step=reached))
 

@@ -11,12 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from jaxddp.errors import InputError
+from jaxddp.errors import PATIENCE, InputError, described, telling
 
 PACKAGES = Path(__file__).resolve().parent
 NOT_USERS = (PACKAGES, PACKAGES.parent / "torch_ref", *(Path(path).resolve() for path in (sys.prefix, sys.base_prefix)))
-
-PATIENCE = 30.0  # seconds
 
 _FOLDERS: set[Path] = set()  # of the files that have run
 
@@ -43,25 +41,17 @@ def run_file(path: Path) -> ModuleType:
     return module
 
 
-@contextlib.contextmanager
-def _place_told(path: Path) -> Iterator[None]:
+def _place_told(path: Path) -> contextlib.AbstractContextManager[None]:
     """Tell the line at which a file is, from time to time, if it takes long to run."""
-    ended, runner = threading.Event(), threading.get_ident()
+    runner = threading.get_ident()
 
-    def tell() -> None:
-        seconds = 0.0
-        while not ended.wait(PATIENCE):
-            seconds += PATIENCE
-            stack = traceback.extract_stack(sys._current_frames().get(runner))
-            lines = [frame.lineno for frame in stack if Path(frame.filename).resolve() == path.resolve()]
-            at = f" at line {lines[-1]}" if lines else ""
-            print(f"{path}: has run for {seconds:.0f} s, and is still{at}", file=sys.stderr, flush=True)
+    def place(seconds: float) -> str:
+        stack = traceback.extract_stack(sys._current_frames().get(runner))
+        lines = [frame.lineno for frame in stack if Path(frame.filename).resolve() == path.resolve()]
+        at = f" at line {lines[-1]}" if lines else ""
+        return f"{path}: has run for {seconds:.0f} s, and is still{at}"
 
-    threading.Thread(target=tell, daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
+    return telling(place, PATIENCE)
 
 
 def _put_first(folder: Path) -> None:
@@ -96,7 +86,7 @@ def errors_located(path: str | Path) -> Iterator[None]:
         if file.is_relative_to(Path.cwd()):
             file = file.relative_to(Path.cwd())
         where = f"{file}: " if line is None else f"{file}: line {line}: "
-        raise InputError(f"{where}{type(error).__name__}: {_first_line(error)}") from error
+        raise InputError(f"{where}{described(error)}") from error
 
 
 def _place(error: BaseException | None, script: Path) -> tuple[Path, int] | None:
@@ -138,9 +128,3 @@ def refuse_exits() -> None:
         raise InputError(f"{file}: line {caller.f_lineno}: os._exit({status})")
 
     os._exit = end_or_raise
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the first line of a message, without the pages that frameworks append."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]) or "without a message"

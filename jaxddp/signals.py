@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
+from jaxddp.errors import tell
+
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # the last one through Slurm and mpirun
 SAVED = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on with --resume
 PATIENCE = 1.0  # seconds for the last words of a process
@@ -152,7 +154,7 @@ class Interruption:
 
     def _tell(self, line: str) -> None:
         if not self._quiet:
-            print(line, file=sys.stderr, flush=True)
+            tell(line)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

@@ -1,7 +1,6 @@
 """Parts of a training run, and what it ends with."""
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ from jaxddp.config.hardware import GPUS
 from jaxddp.data.run_data import RunData
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.devices import most_memory
-from jaxddp.errors import DriftError
+from jaxddp.errors import DriftError, tell
 from jaxddp.loader import Loader
 from jaxddp.nn.torch_weights import to_torch, torch_name
 from jaxddp.program import Program
@@ -92,7 +91,7 @@ class Run:
             if self.config.on_drift != "repair" or error.healthy is None:
                 raise
             if self.is_first:
-                print(f"{error}; repaired from replica {error.healthy}", file=sys.stderr, flush=True)
+                tell(f"{error}; repaired from replica {error.healthy}")
             return self.ddp.repaired(state, error.healthy)
         return state
 

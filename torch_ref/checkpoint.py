@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from jaxddp.errors import InputError, TrainingError, differences, listed
+from jaxddp.errors import InputError, TrainingError, differences, listed, reason
 from jaxddp.files import write_atomically
 from torch_ref import optim
 from torch_ref.distributed import World
@@ -151,8 +151,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many types, but always because of the file
-        reason = str(error).partition("\n")[0].partition(". ")[0]
-        raise InputError(f"--resume {path.parent}: {path.name} cannot be read ({reason})") from None
+        raise InputError(
+            f"--resume {path.parent}: {path.name} cannot be read ({reason(error).partition('. ')[0]})"
+        ) from None
     if not isinstance(content, dict) or content.keys() - OPTIONAL != {"step", "model", "optimizer"}:
         raise InputError(f"--resume {path.parent}: {path.name} is not a checkpoint of torch_ref")
     return content

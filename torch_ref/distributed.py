@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ import torch.distributed as dist
 # Python exits, where a thread that still frees a tensor aborts the process.
 import torch.distributed.nn.functional
 from torch import Tensor
+
+from jaxddp.errors import PATIENCE, telling
 
 CPU = torch.device("cpu")
 REDUCTIONS = {
@@ -162,9 +165,12 @@ def process_group(rank: int, world_size: int, device: torch.device, store: dist.
         torch.cuda.set_device(device)
         torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions rounds to 10 bits
     backend = "nccl" if on_gpu else "gloo"
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, device_id=device if on_gpu else None
-    )
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}" if store is None else "the launcher"
+    who = f"rank {rank} of {world_size}"
+    with telling(lambda seconds: f"{who} has waited {seconds:.0f} s for the others, to meet at {address}", PATIENCE):
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, device_id=device if on_gpu else None
+        )
     try:
         yield World(rank, world_size, device, dist.group.WORLD)
     finally:

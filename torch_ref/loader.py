@@ -14,7 +14,7 @@ from jaxddp.config import TrainerConfig
 from jaxddp.data.order import PADDING, Sampler
 from jaxddp.data.sources.source import Augment, Collate, Source, as_source
 from jaxddp.data.sources.stream import StreamSource
-from jaxddp.errors import InputError, TrainingError
+from jaxddp.errors import InputError, TrainingError, reason
 from torch_ref.distributed import CPU, World
 from torch_ref.losses import Batch
 from torch_ref.samplers import SharedSampler, samplers
@@ -209,11 +209,11 @@ class Loader:
 
         That may be code of the user's, whose errors are raised again as input errors.
         """
-        raised = error.__cause__ if isinstance(error, InputError) else error
+        raised = (error.__cause__ or error) if isinstance(error, InputError) else error
         if not str(raised).startswith("DataLoader "):
             return error
         examples = ", ".join(map(str, self._dataset.reading.tolist()))
-        what = str(raised).partition("\n")[0].rstrip(". ")
+        what = reason(raised).rstrip(". ")
         where = self._dataset.source.where
         return TrainingError(f"{where}: {what}; the workers were reading the examples {examples}")
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from jaxddp.data.weight_files import check_types, check_values, read_types
-from jaxddp.errors import InputError, differences
+from jaxddp.errors import InputError, differences, reason
 from jaxddp.files import write_atomically
 from jaxddp.program import Program
 
@@ -38,7 +38,7 @@ def load_weights(path: str | Path, module: nn.Module, program: Program | None = 
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"--weights {path}: not a readable safetensors file ({error})") from None
+        raise InputError(f"--weights {path}: not a readable safetensors file ({reason(error)})") from None
     if program is not None and program.get("flax_model") and tensors.keys() - module.state_dict().keys():
         tensors = _of_twin(tensors, module, program)
     if problems := differences(tensors, module.state_dict()):

@@ -22,6 +22,7 @@ from benchmarks.gpu.measurements import PARTS, measurements
 from benchmarks.smoke import compile_faster
 from jaxddp import cli
 from jaxddp.errors import InputError, check_name
+from jaxddp.files import check_files
 
 PROG = "python -m benchmarks.gpu"
 RESULTS = Path("benchmarks", "results")
@@ -59,6 +60,8 @@ def main(argv: Sequence[str]) -> int:
         if options.smoke:
             compile_faster()
         with _folder(options, gpus) as folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            check_files({"--output": (folder / page.NAME, page.MARK), "results": (folder / runner.NAME, runner.MARK)})
             chosen = [one for one in measurements(folder, options.smoke, len(gpus)) if one.part in options.parts]
             record = runner.run(folder, chosen, options.minutes, options.smoke)
             page.write(folder, record)

@@ -12,7 +12,7 @@ from benchmarks.gpu.runner import FAILURE, GpuRecord, Row, Rows
 from benchmarks.tables import MISSING, tables
 from jaxddp.files import write_atomically
 
-NAME = "README.md"
+NAME, MARK = "README.md", "# jaxddp ·".encode()
 SMOKE = "A smoke run on CPU devices with tiny sizes: these numbers mean nothing."
 NOTES = {
     "machine": "Copies count what is read and written, all-reduces their bus bandwidth.",

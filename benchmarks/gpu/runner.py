@@ -15,6 +15,7 @@ from jaxddp.files import write_atomically
 
 Row = dict[str, Any]
 Rows = dict[str, dict[str, Row]]  # by part and name
+NAME, MARK = "record.json", rb'\{\s*"smoke"'
 FAILURE = "failure"  # key of a row: why it counts as not measured, and is measured again by the next run
 
 
@@ -27,7 +28,7 @@ class GpuRecord:
     """
 
     def __init__(self, folder: Path, smoke: bool):
-        self._path, self.smoke = folder / "record.json", smoke
+        self._path, self.smoke = folder / NAME, smoke
         self.rows: Rows = {}
         if self._path.exists():
             earlier = json.loads(self._path.read_text())
@@ -57,7 +58,6 @@ def run(folder: Path, measurements: Sequence[Measurement], minutes: float, smoke
         minutes: time of all together.
         smoke: whether sizes are tiny.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     record = GpuRecord(folder, smoke)
     due = [one for one in measurements if not record.has(one)]
     for one in measurements:

@@ -18,7 +18,7 @@ from benchmarks.scoreboard.outside import OutsideScore, fault_module, score_outs
 from benchmarks.scoreboard.score import Question, Score, score
 from jaxddp import cli
 from jaxddp.errors import InputError, check_name
-from jaxddp.files import write_atomically
+from jaxddp.files import check_files, write_atomically
 from jaxddp.parity.environment import environment
 from jaxddp.parity.workers import Workers
 
@@ -59,6 +59,12 @@ class ScoreboardOptions:
         for name in ("clean_seeds", "clean_steps"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        marks = {
+            "output": b"# Scoreboard of the parity check",
+            "threads_page": b"# Public threads",
+            "scores": rb'\{"key": ',
+        }
+        check_files({f"--{name.replace('_', '-')}": (getattr(self, name), mark) for name, mark in marks.items()})
 
 
 def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:

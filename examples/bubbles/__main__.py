@@ -9,14 +9,15 @@ import numpy as np
 from examples.bubbles import in_jax
 from examples.bubbles.cases import PLAN, REPLICAS
 from examples.bubbles.measured import Cases, claims, of_jax, of_torch
-from examples.bubbles.picture import draw
+from examples.bubbles.picture import WRITER, draw
 from examples.bubbles.trace import PHASES, chrome_trace, duration, time_in
 from examples.claims import report
 from jaxddp.cli import one_line_errors, parse_plain
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.replicas import Replicas
-from jaxddp.files import check_file
+from jaxddp.files import check_files, mark_of_picture, write_atomically
 
+TRACE = "bubbles.json"
 NAME, NUMBER = 56, 11  # widths of columns
 
 
@@ -30,10 +31,10 @@ class Options:
     """Write the timelines into this folder, as a file for chrome://tracing or ui.perfetto.dev."""
 
     def __post_init__(self) -> None:
-        if self.picture is not None:
-            check_file(self.picture)
         if self.trace is not None:
             self.trace.mkdir(parents=True, exist_ok=True)
+        trace = None if self.trace is None else self.trace / TRACE
+        check_files({"--picture": (self.picture, mark_of_picture(WRITER)), "--trace": (trace, rb'\{"traceEvents"')})
 
 
 def table(cases: Cases) -> str:
@@ -58,10 +59,10 @@ def main(options: Options) -> int:
     cost = 1e3 * in_jax.cost_of_a_mark(PLAN, replicas)
     print(f"Recording the time costs JAX's program {cost:.1f} milliseconds at the end of each phase.\n")
     if options.picture is not None:
-        options.picture.write_bytes(draw(frameworks))
+        write_atomically(options.picture, draw(frameworks))
     if options.trace is not None:
         steps = {f"{name}: {case}": of.step for name, cases in frameworks.items() for case, of in cases.items()}
-        (options.trace / "bubbles.json").write_text(chrome_trace(steps))
+        write_atomically(options.trace / TRACE, chrome_trace(steps).encode())
     all_reduces = [in_jax.all_reduces_of_jaxddp(replicas, kind) for kind in ("ddp", "global")]
     return report(claims(frameworks["JAX"], frameworks["torch"], all_reduces))
 

@@ -5,7 +5,6 @@ import copy
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +23,7 @@ from jaxddp.checkpoint.trees import as_tree, by_name, without_values
 from jaxddp.checkpoint.workarounds import plain_path, silence
 from jaxddp.distributed.agreement import check_same
 from jaxddp.distributed.replicas import Replicas
-from jaxddp.errors import InputError, NotFiniteError, TrainingError, differences, listed, shortened
+from jaxddp.errors import InputError, NotFiniteError, TrainingError, differences, listed, shortened, tell
 from jaxddp.files import check_in_place, check_regular, sync
 from jaxddp.state import TrainState
 
@@ -190,7 +189,7 @@ class Checkpoints:
                     self._agree(step)
                     self._manager.reload()
                 for problem in problems if self._is_first else ():
-                    print(f"{problem}; continuing from step {step}", file=sys.stderr, flush=True)
+                    tell(f"{problem}; continuing from step {step}")
                 return state
         raise InputError(f"--resume {self._folder.parent}: {listed(problems)}; none is intact")
 

@@ -16,7 +16,7 @@ from jaxddp.config.options import BuiltInOptions
 from jaxddp.data.memory import check_memory
 from jaxddp.data.sources.digests import array_digest
 from jaxddp.data.torch_rng import Generator
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, reason
 from jaxddp.files import check_regular
 
 Array = NDArray[Any]
@@ -249,8 +249,7 @@ def _read_array(where: str, archive: np.lib.npyio.NpzFile, name: str) -> Array:
     try:
         return np.asarray(archive[name])
     except Exception as error:  # a dozen types, all caused by the file
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"{where} cannot be read ({reason}); needs an array of numbers") from None
+        raise InputError(f"{where} cannot be read ({reason(error)}); needs an array of numbers") from None
 
 
 def _check_inputs(where: str, x: Array) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxddp.data.torch_rng import Generator, Permutation
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, described
 
 Indices = NDArray[np.int64]
 Shuffle = bool | str
@@ -121,7 +121,7 @@ def _sampled(sampler: Sampler, epoch: int, seed: int, size: int) -> Indices:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{where}: {type(error).__name__}: {error}") from error
+        raise InputError(f"{where}: {described(error)}") from error
     if indices.ndim != 1 or indices.dtype.kind not in "iu" or not len(indices):
         raise InputError(f"{where}: must be integers (n,), and is {indices.dtype} {indices.shape}")
     if (wrong := np.flatnonzero((indices < 0) | (indices >= size))).size:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, reason
 from jaxddp.files import check_regular
 
 # Name of a dtype in the file -> name for the user. Floating-point numbers are cast to the type of the model.
@@ -32,7 +32,7 @@ def read_types(path: str | Path, option: str) -> dict[str, str]:
         with safe_open(path, "np") as file:
             types = {name: str(file.get_slice(name).get_dtype()) for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"{option} {path}: not a readable safetensors file ({error})") from None
+        raise InputError(f"{option} {path}: not a readable safetensors file ({reason(error)})") from None
     for name, kind in sorted(types.items()):
         if kind not in FLOATS | INTEGERS and kind not in OTHERS:
             raise InputError(f"{option} {path}: {name} is {kind}; must be {_any_of(FLOATS)}")

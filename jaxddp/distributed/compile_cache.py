@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import stat
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any
 
 import jax
 import jaxlib
+
+from jaxddp.errors import tell
 
 MAX_BYTES = 2**30  # in the folder of one jaxlib and processor; the default training job's are 0.2 MB
 WRITING = 60.0  # seconds in which a file may still be written; a large program's 100 MB take less on a slow disk
@@ -77,7 +78,7 @@ def replace_damaged() -> None:
                 path.unlink()
         if not reported:
             reported.append(name)
-            print(f"note: {folder}: a damaged program ({name}) is compiled again", file=sys.stderr, flush=True)
+            tell(f"note: {folder}: a damaged program ({name}) is compiled again")
 
     warnings.showwarning = remove_or_show
 

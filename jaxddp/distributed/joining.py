@@ -18,7 +18,7 @@ from typing import Any, Self
 from jaxddp.config.ranges import check_range
 from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.line import SILENCE, Line, Message, close_all
-from jaxddp.errors import InputError, LostError, listed
+from jaxddp.errors import PATIENCE, InputError, LostError, listed, shortened, tell, telling
 
 LATE = 30.0  # seconds for which process 0 still refuses latecomers of a run that cannot begin
 _LONGEST = 80  # characters of another process's value in a message
@@ -54,7 +54,7 @@ def _gather(cluster: Cluster, about: Message, timeout: float) -> dict[int, Line]
     deadline, others = time.monotonic() + timeout, cluster.num_processes - 1
     arrived: list[Line] = []
     lines: dict[int, Line] = {}
-    with _Door(cluster) as door:
+    with _Door(cluster) as door, telling(lambda seconds: _waiting(cluster, lines, seconds, timeout), PATIENCE):
         try:
             if about["failure"] is not None:
                 raise InputError(f"process 0 failed: {about['failure']}")
@@ -63,6 +63,8 @@ def _gather(cluster: Cluster, about: Message, timeout: float) -> dict[int, Line]
                 if (arrival := door.next(deadline)) is None:
                     raise InputError(_missing(cluster, lines, timeout))
                 line, hello = arrival
+                if _refused_alone(line, hello, cluster):
+                    continue
                 arrived.append(line)
                 _check_fits(hello, about, lines)
                 lines[hello["process"]] = line
@@ -125,7 +127,7 @@ def _is_hello(message: Message) -> bool:
     if message.keys() != {"process", "size", "config", "failure"}:
         return False
     process, size, failure = message["process"], message["size"], message["failure"]
-    numbers = type(process) is int and type(size) is int and 0 <= process < size
+    numbers = type(process) is int and type(size) is int
     return numbers and isinstance(message["config"], dict) and (failure is None or isinstance(failure, str))
 
 
@@ -139,36 +141,70 @@ def _listen(cluster: Cluster, port: int) -> socket.socket:
         ) from None
 
 
+def _refused_alone(line: Line, hello: Message, cluster: Cluster) -> bool:
+    """Refuse a process whose number or size is not of this run, and say so; return whether it was refused."""
+    number, size = hello["process"], hello["size"]
+    if size == cluster.num_processes and 0 <= number < size:
+        return False
+    who = f"process {shortened(f'{number}', _LONGEST)} of {shortened(f'{size}', _LONGEST)}"
+    problem = f"{who} is not of the run of {cluster.num_processes} processes at {cluster.coordinator}"
+    line.send_last({"refused": problem})
+    line.close()
+    tell(f"refused: {problem}")
+    return True
+
+
 def _check_fits(hello: Message, about: Message, others: Iterable[int]) -> None:
     """Raise `InputError` if a process failed before it joined, does not fit process 0, or has joined already."""
     number = hello["process"]
     if hello["failure"] is not None:
         raise InputError(f"process {number} failed: {hello['failure']}")
-    if hello["size"] != about["size"]:
-        raise InputError(f"process {number} expects {hello['size']} processes, process 0 {about['size']}")
     if number in (0, *others):
         raise InputError(f"two processes have the number {number}")
     for name, value in about["config"].items():
         if (other := hello["config"].get(name)) != value:
-            has, wanted = json.dumps(other)[:_LONGEST], json.dumps(value)
+            has, wanted = shortened(json.dumps(other), _LONGEST), json.dumps(value)
             raise InputError(f"process {number} has {name} = {has}, process 0 {wanted}; start all with one command")
 
 
 def _missing(cluster: Cluster, present: Mapping[int, Line], timeout: float) -> str:
+    absent, some = _absent(cluster, present)
+    return f"{absent} did not come within {timeout:g} s: {some}"
+
+
+def _waiting(cluster: Cluster, present: Mapping[int, Line], seconds: float, timeout: float) -> str:
+    absent, some = _absent(cluster, present)
+    return (
+        f"process 0 at {cluster.coordinator} has waited {seconds:.0f} s for {absent}: {some} "
+        f"(--join-timeout {timeout:g})"
+    )
+
+
+def _absent(cluster: Cluster, present: Mapping[int, Line]) -> tuple[str, str]:
+    """Return how many processes have not come, and the numbers of the first few."""
     size = cluster.num_processes
     absent = (str(number) for number in range(1, size) if number not in present)  # may be very many
-    some = listed(list(itertools.islice(absent, 6)), most=5, joint=", ")
-    return f"{size - 1 - len(present)} of {size} processes did not come within {timeout:g} s: {some}"
+    return f"{size - 1 - len(present)} of {size} processes", listed([*itertools.islice(absent, 6)], 5, ", ")
 
 
 def _ask(cluster: Cluster, about: Message, timeout: float) -> dict[int, Line]:
     """Connect to process 0 and wait for its answer."""
     deadline = time.monotonic() + timeout
-    line = _connect(cluster, deadline, timeout)
-    line.send(about)
-    answer = line.receive(deadline + SILENCE)  # process 0 gives up first, and says who is missing
+    lines: dict[int, Line] = {}  # to process 0, once there is one
+
+    def waiting(seconds: float) -> str:
+        what = "to begin the run, since it waits for others" if lines else f"to answer, port {cluster.address[1] + 1}"
+        return (
+            f"process {cluster.process_id} has waited {seconds:.0f} s for process 0 at {cluster.coordinator} {what} "
+            f"(--join-timeout {timeout:g})"
+        )
+
+    with telling(waiting, PATIENCE):
+        line = lines[0] = _connect(cluster, deadline, timeout)
+        line.send(about)
+        answer = line.receive(deadline + SILENCE)  # process 0 gives up first, and says who is missing
     if answer is not None and "refused" not in answer:
-        return {0: line}
+        return lines
     was_closed = line.is_closed
     close_all([line])
     if answer is not None:

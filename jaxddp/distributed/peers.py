@@ -12,7 +12,6 @@ not name it.
 """
 
 import selectors
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.joining import join
 from jaxddp.distributed.line import BEAT, SILENCE, Message, close_all
 from jaxddp.distributed.stall import print_with_threads
-from jaxddp.errors import LOST
+from jaxddp.errors import LOST, tell
 from jaxddp.signals import ending
 
 
@@ -32,7 +31,7 @@ def end_process(reason: str, show_threads: bool, code: int) -> None:
         if show_threads:
             print_with_threads(reason)
         else:
-            print(f"error: {reason}\n", end="", file=sys.stderr, flush=True)
+            tell(f"error: {reason}")
 
 
 class Peers:

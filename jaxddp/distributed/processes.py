@@ -14,7 +14,7 @@ from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.held_line import HeldLine
 from jaxddp.distributed.line import BEAT, SILENCE
 from jaxddp.distributed.peers import Peers, end_process
-from jaxddp.errors import INTERRUPTED, InputError, LostError, exit_code, tells_of_memory
+from jaxddp.errors import INTERRUPTED, InputError, LostError, exit_code, reason, tells_of_memory
 from jaxddp.signals import SAVED, ending
 
 STOPPED = (None, 0, SAVED, INTERRUPTED)  # exit codes with which all processes stop after the same step
@@ -92,7 +92,7 @@ def _lost_processes_told(cluster: Cluster) -> Iterator[None]:
             raise
         # Where another process has died, `peers` knows which one, and ends this process meanwhile.
         time.sleep(SILENCE + BEAT)
-        raise LostError(f"process {cluster.process_id}: {str(error).strip().partition(chr(10))[0]}") from error
+        raise LostError(f"process {cluster.process_id}: {reason(error)}") from error
 
 
 def _initialize(cluster: Cluster, timeout: float, line: HeldLine) -> None:
@@ -111,8 +111,7 @@ def _initialize(cluster: Cluster, timeout: float, line: HeldLine) -> None:
             shutdown_timeout_seconds=LONGEST_WRITE,
         )
     except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"--coordinator {cluster.coordinator}: {reason}") from error
+        raise InputError(f"--coordinator {cluster.coordinator}: {reason(error)}") from error
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from jaxddp.errors import tell
 from jaxddp.signals import ending
 
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
@@ -16,7 +17,7 @@ _TICK = 1.0  # seconds between two checks
 
 def print_with_threads(error: str) -> None:
     """Print an error in one line, then the stack of each Python thread of this process."""
-    print(f"error: {error}; what each thread is doing:", file=sys.stderr, flush=True)
+    tell(f"error: {error}; what each thread is doing:")
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
 
 

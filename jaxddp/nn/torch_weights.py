@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save
 
 from jaxddp.config.name_patterns import frozen_names, matching
 from jaxddp.data.weight_files import check_types, check_values, read_types
-from jaxddp.errors import InputError, differences
+from jaxddp.errors import InputError, differences, reason
 from jaxddp.files import write_atomically
 from jaxddp.state import Buffers, Params
 from jaxddp.torch_layout import from_torch_layout, to_torch_layout, torch_name
@@ -118,7 +118,7 @@ def load_weights(path: str | Path, option: str = "--weights") -> dict[str, np.nd
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{option} {path}: not a readable safetensors file ({error})") from error
+        raise InputError(f"{option} {path}: not a readable safetensors file ({reason(error)})") from error
 
 
 def start_values(

@@ -15,8 +15,8 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
 from tyro.conf import Positional, arg
 
 from jaxddp import cli
-from jaxddp.errors import InputError, check_name
-from jaxddp.files import check_file, write_atomically
+from jaxddp.errors import InputError, check_name, on_one_line
+from jaxddp.files import check_files, write_atomically
 from jaxddp.flags import parse_known, parse_plain
 from jaxddp.parity.port.loading import check_flags_of_port
 from jaxddp.parity.port.names_block import with_names
@@ -24,7 +24,9 @@ from jaxddp.parity.processes import import_quickly, start_imports
 from jaxddp.parity.recordings import command as recordings
 from jaxddp.parity.report import words
 from jaxddp.parity.report.console import Row, table
+from jaxddp.parity.report.json_form import MARK as JSON
 from jaxddp.parity.report.json_form import to_json
+from jaxddp.parity.report.page import MARK as PAGE
 from jaxddp.parity.report.page import to_html
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.stopping import Stop
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 PROG = "python -m jaxddp.parity"
 MOST_REPLICAS = 64  # each is a torch process of 180 MB
+DIFF = b"# jaxddp.parity --patch\n"  # patch and git apply skip what is before a diff
 EXIT_CODES = {"equal": 0, "different": 1, "incomplete": 2}
 
 
@@ -98,9 +101,7 @@ class CheckOptions:
             raise InputError(f"--patch {self.patch}: must be given with PORT.py")
         if self.port is not None and not self.port.is_file():
             raise InputError(f"{self.port}: {'must be a file, not a folder' if self.port.is_dir() else 'no such file'}")
-        for path in (self.json, self.report, self.patch):
-            if path is not None:
-                check_file(path)
+        check_files({"--json": (self.json, JSON), "--report": (self.report, PAGE), "--patch": (self.patch, DIFF)})
 
 
 def main(options: CheckOptions, flags: Sequence[str] = ()) -> int:
@@ -165,7 +166,7 @@ def _check_port(options: CheckOptions, flags: Sequence[str], stop: Stop) -> Repo
 def _write_patch(path: Path, port: Path, report: Report) -> None:
     """Write the patches that were verified, and say how to apply them; or say why the file is not written."""
     if report.patch:
-        write_atomically(path, report.patch.encode())
+        write_atomically(path, DIFF + report.patch.encode())
         print(f"patch: {path}; apply it with: patch -p1 -d {port.parent} < {path}")
         return
     why = "no edit was verified" if report.differences else "nothing differs"
@@ -175,7 +176,7 @@ def _write_patch(path: Path, port: Path, report: Report) -> None:
 def _write_names(port: Path, report: Report) -> None:
     """Write the proposed statements into the port file."""
     text = with_names(port.read_text(encoding="utf-8"), report.names, report.no_twin)
-    write_atomically(port, text.encode())
+    write_atomically(port.resolve(), text.encode())
     print(f"names: written into {port}")
 
 
@@ -214,7 +215,7 @@ def _check_builtin(options: CheckOptions, stop: Stop) -> list[Report]:
         reports[-1] = replace(reports[-1], ended=stop.why, untried=untried)
         print(f"incomplete: {words.ended(reports[-1])}")
     for problem in dict.fromkeys(problem for report in reports for problem in report.problems):
-        print(f"problem: {problem}")
+        print(on_one_line(f"problem: {problem}"))
     return reports
 
 

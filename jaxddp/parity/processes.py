@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from jaxddp.errors import TrainingError
+from jaxddp.errors import TrainingError, on_one_line
 from jaxddp.parity.family import keep_family, kill_family, kill_group
 from jaxddp.parity.port import errors_located
 
@@ -213,7 +213,7 @@ def reported(connection: Connection, origin: str) -> Iterator[None]:
         with errors_located(origin):
             yield
     except BaseException as error:  # a port may raise KeyboardInterrupt; Ctrl-C is left to the parent
-        what = str(error) or type(error).__name__
+        what = on_one_line(str(error)) or type(error).__name__
         connection.send(("failed", (what, traceback.format_exc())))
     finally:
         give_back_memory()

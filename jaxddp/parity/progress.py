@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TextIO
 
+from jaxddp.errors import on_one_line
 from jaxddp.parity.stopping import Stop
 
 DRAW = "drawing torch's weights"
@@ -97,7 +98,7 @@ class Progress:
         counts = ", ".join(f"{side} {count}" for side, count in self._counts.items())
         what = f"{counts} of {self._steps} steps" if counts else self._what or self._where
         seconds = self._clock() - self._began
-        return f"{self._stage}{what and f': {what}'}  ·  {_in_words(seconds)}{self._rest(seconds)}"
+        return on_one_line(f"{self._stage}{what and f': {what}'}  ·  {_in_words(seconds)}{self._rest(seconds)}")
 
     def _rest(self, seconds: float) -> str:
         """Estimate how long the runs will take: the rest of this one, and later ones, which take at most as long."""
@@ -142,7 +143,7 @@ class Progress:
         """Print a line that stays."""
         with self._lock, suppress(OSError, ValueError):
             self._rewrite("")
-            self._tell(line)
+            self._tell(on_one_line(line))
 
     def _rewrite(self, text: str) -> None:
         if self._width or text:

@@ -13,7 +13,7 @@ from jaxddp.files import write_atomically
 from jaxddp.plan import topology
 from jaxddp.plan.batch import CHEAP_SECONDS, Largest, largest_batch
 from jaxddp.plan.compiled import CompiledStep, Compiler
-from jaxddp.plan.options import PlanTrainerOptions, parse
+from jaxddp.plan.options import PROGRAM, PlanTrainerOptions, parse
 from jaxddp.plan.picture import draw
 from jaxddp.plan.prediction import Prediction
 from jaxddp.plan.report import PlanReport
@@ -33,7 +33,7 @@ def main(options: PlanTrainerOptions, program: Program) -> None:
     chosen = compiler_options(nbytes(workload.gradients))
     before, after = (compiler.compile(workload.batch_size, flags) for flags in ({}, chosen))
     if options.program is not None:
-        write_atomically(options.program, after.text.encode())
+        write_atomically(options.program, PROGRAM + after.text.encode())
     largest = None
     if options.largest_batch:
         largest = _largest(compiler, after, chosen, workload.accumulation_steps, gpu.usable_memory)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from jaxddp.distributed.replicas import Replicas
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, reason
 from jaxddp.plan.hlo import CompiledProgram, parse
 from jaxddp.plan.timeline import Event, events
 from jaxddp.plan.workload import Workload
@@ -76,9 +76,7 @@ class Compiler:
         try:
             compiled = self._lowered[batch_size].compile(compiler_options=dict(options) or None)
         except RuntimeError as error:
-            reason, _, rest = str(error).strip().partition("\n")
-            reason += " ..." * bool(rest)
-            raise InputError(f"--batch-size {batch_size}: XLA cannot compile the step: {reason}") from error
+            raise InputError(f"--batch-size {batch_size}: XLA cannot compile the step: {reason(error)}") from error
         memory = compiled.memory_analysis()
         return CompiledStep(
             compiled.as_text(),

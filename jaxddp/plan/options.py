@@ -19,10 +19,11 @@ from jaxddp.config.options import (
     Step,
 )
 from jaxddp.errors import InputError, check_name
-from jaxddp.files import check_file
+from jaxddp.files import check_files, mark_of_picture
 from jaxddp.plan.presets import PRESETS
 from jaxddp.program import Program, check_flags, config_class, default_config
 
+WRITER, PROGRAM = "jaxddp.plan", b"// jaxddp.plan --program\n"  # begin the files, to be known again
 PER_NODE, MOST_NODES = (1, 2, 4, 8), 128
 
 
@@ -61,9 +62,7 @@ class Machines:
             raise InputError(f"--batch-size {self.batch_size}: must be at least 1")
         if self.measured is not None and not 0 < self.measured < float("inf"):
             raise InputError(f"--measured {self.measured}: must be a number of seconds above 0")
-        for path in (self.picture, self.program):
-            if path is not None:
-                check_file(path)
+        check_files({"--picture": (self.picture, mark_of_picture(WRITER)), "--program": (self.program, PROGRAM)})
 
 
 @dataclass(frozen=True)

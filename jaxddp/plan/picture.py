@@ -3,6 +3,7 @@
 import io
 from typing import TYPE_CHECKING
 
+from jaxddp.plan.options import WRITER
 from jaxddp.plan.report import NOTE, PlanReport
 from jaxddp.tracking.curves import GRID, INK
 
@@ -28,7 +29,7 @@ def draw(report: PlanReport) -> bytes:
         axes.tick_params(colors=INK, labelsize=9)
         axes.set_axisbelow(True)
     png = io.BytesIO()
-    figure.savefig(png, format="png")
+    figure.savefig(png, format="png", metadata={"Software": WRITER})
     return png.getvalue()
 
 

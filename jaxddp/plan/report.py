@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxddp.config.hardware import CONVOLUTION_SHARE, MATRIX_SHARE, MEMORY_SHARE, NETWORK_SHARE, NVLINK_SHARE
+from jaxddp.errors import on_one_line
 from jaxddp.plan.advice import advice, limit_of
 from jaxddp.plan.batch import Largest
 from jaxddp.plan.prediction import Prediction
@@ -39,7 +40,8 @@ class PlanReport:
         at = self.after
         nodes = "1 node" if at.nodes == 1 else f"{at.nodes} nodes"
         size = at.compiled.batch_size
-        return f"{self.workload.name}  ·  {size:,} examples per GPU  ·  {at.count:,} x {at.gpu.name}, {nodes}"
+        name = on_one_line(self.workload.name)
+        return f"{name}  ·  {size:,} examples per GPU  ·  {at.count:,} x {at.gpu.name}, {nodes}"
 
     def __str__(self) -> str:
         parts = (self._work(), self._memory(), self._messages(), self._options(), self._scaling(), self._advice())

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from tqdm import tqdm
 
+from jaxddp.errors import on_one_line
 from jaxddp.tracking.throughput import gigabytes
 
 FORMATS = {"loss": "8.6f", "accuracy": ".4f"}  # other metrics: four digits
@@ -31,7 +32,7 @@ class Console:
         if self._quiet:
             return
         with tqdm.external_write_mode() if self._bar is not None else contextlib.nullcontext():
-            print(line, flush=True)
+            print(on_one_line(line), flush=True)
 
     def name(self, epoch: int) -> str:
         """Return the name of an epoch, all equally long."""
@@ -40,7 +41,7 @@ class Console:
 
     def advance(self, epoch: int, metrics: Mapping[str, float], examples: int) -> None:
         """Advance the bar by the examples of a step."""
-        state = f"{self.name(epoch)}  {formatted(metrics)}"
+        state = on_one_line(f"{self.name(epoch)}  {formatted(metrics)}")
         if self._bar is None:
             self._bar = tqdm(
                 desc=state,

@@ -5,11 +5,10 @@ import errno
 import fcntl
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, tell
 from jaxddp.files import check_regular, sync_open
 
 LOCK_FILE = ".lock"
@@ -56,7 +55,7 @@ def hold(folder: Path, where: str) -> Iterator[None]:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            print(f"note: {where}: its file system has no locks; start no second run there", file=sys.stderr)
+            tell(f"note: {where}: its file system has no locks; start no second run there")
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
         sync_open(descriptor)  # for other machines, which read it

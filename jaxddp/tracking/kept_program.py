@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxddp.errors import InputError, listed
+from jaxddp.errors import InputError, listed, reason
 from jaxddp.files import check_regular, write_atomically
 from jaxddp.program import Program
 from jaxddp.scripts import users_file
@@ -108,7 +108,7 @@ def _saved(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from None
+        raise InputError(f"{path}: cannot be read ({reason(error)})") from None
     statements = saved.get("statements") if isinstance(saved, dict) else None
     right = isinstance(statements, dict) and all(isinstance(of_file, dict) for of_file in statements.values())
     if not right or not isinstance(saved.get("file"), str):

@@ -13,14 +13,14 @@ from typing import Any, TypeVar, get_type_hints
 
 from jaxddp.config import TrainerConfig
 from jaxddp.config.kinds import fits
-from jaxddp.errors import InputError, listed
-from jaxddp.files import check_regular, write_atomically
+from jaxddp.errors import InputError, listed, reason
+from jaxddp.files import UNFINISHED, check_regular, write_atomically
 from jaxddp.tracking.folder_lock import LOCK_FILE, hold
 
 CONFIG_FILE = "config.json"
 DATA_FILE = "data.json"  # digests of the run's data
 PROGRAM_FOLDER, PROGRAM_FILE = "program", "program.json"  # see `jaxddp.tracking.kept_program`
-LEFTOVERS = (LOCK_FILE, f"{CONFIG_FILE}.tmp", PROGRAM_FOLDER, PROGRAM_FILE)  # of a run that was killed at its start
+LEFTOVERS = (LOCK_FILE, PROGRAM_FOLDER, PROGRAM_FILE)  # of a run that was killed at its start
 LEAST_SPACE = 100_000  # bytes for the logs of a short run
 
 Config = TypeVar("Config", bound=TrainerConfig)
@@ -83,7 +83,8 @@ def _check_claimable(path: Path, where: str, resume: bool) -> None:
         return
     if CONFIG_FILE in names:
         raise InputError(f"{where}: already holds a run; choose a new folder, or continue the run with --resume {path}")
-    if others := sorted(names - {*LEFTOVERS}):
+    left = {name for name in names if name in LEFTOVERS or name.endswith(UNFINISHED)} if LOCK_FILE in names else set()
+    if others := sorted(names - left):
         raise InputError(f"{where}: holds other files ({listed(others, joint=', ')}); choose a new or empty folder")
 
 
@@ -146,7 +147,7 @@ def check_same_data(folder: Path, digests: Mapping[str, str], program: str | Non
     except FileNotFoundError:
         return
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); remove it to resume with any data") from None
+        raise InputError(f"{path}: cannot be read ({reason(error)}); remove it to resume with any data") from None
     if not isinstance(saved, dict) or saved.keys() != digests.keys():
         raise InputError(f"{path}: not the digests of a run's data; remove it to resume with any data")
     names = {"train": "training", "test": "test"}
@@ -173,7 +174,7 @@ def load_config(folder: Path, config_class: type[Config]) -> Config:
     try:
         fields = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a run's config ({error})") from error
+        raise InputError(f"{path}: not a run's config ({reason(error)})") from error
     program = getattr(config_class, "PROGRAM", None)
     known = {field.name for field in dataclasses.fields(config_class)}
     if not isinstance(fields, dict) or not fields.keys() <= known:

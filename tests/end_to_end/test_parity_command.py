@@ -173,7 +173,7 @@ def test_a_side_without_its_gpu_gives_exit_code_2(
         ("--report FOLDER/r.html", "/r.html: holds one check, not 36; select one with --only"),
         ("--report FOLDER/r.html --only convnet", "/r.html: holds one check, not 7; select one with --only"),
         ("PORT --json FOLDER/none/found.json", "/none/found.json: folder "),
-        ("PORT --report FOLDER", ": is a folder; must be a file"),
+        ("PORT --report FOLDER", ": is a folder; must be a new or a regular file"),
     ],
 )
 def test_bad_arguments_give_one_line_and_exit_code_2(

@@ -157,7 +157,7 @@ def test_patches_of_several_causes_are_written_by_the_command(
     assert "patch  verified: equal with 2 patches together" in printed
     assert f"patch: {found}; apply it with: patch -p1 -d {tmp_path} < {found}" in printed
     report = from_json(kept.read_text())
-    assert report.patch == found.read_text() and report.patch.count("@@") == 4
+    assert found.read_text() == f"# jaxddp.parity --patch\n{report.patch}" and report.patch.count("@@") == 4
     subprocess.run(["git", "apply", "found.diff"], cwd=tmp_path, check=True)
     right = [*filled("slope", PATCHED["slope"][2])[0], *filled("decay", PATCHED["decay"][2])[0][1:]]
     assert port.read_text() == replaced(PORT, *right)
@@ -222,7 +222,7 @@ flax_batch = Shifted()
     ("argv", "message"),
     [
         (["--patch", "found.diff"], "--patch found.diff: must be given with PORT.py"),
-        (["PORT", "--patch", "nowhere/found.diff"], "nowhere/found.diff: folder nowhere does not exist"),
+        (["PORT", "--patch", "nowhere/found.diff"], "--patch nowhere/found.diff: folder nowhere does not exist"),
     ],
 )
 def test_wrong_flags_are_errors_of_one_line(

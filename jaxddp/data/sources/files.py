@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxddp.data.sources.digests import array_digest, places
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, reason
 from jaxddp.files import check_regular
 
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision's ImageFolder
@@ -125,8 +125,8 @@ def array_file(path: str | Path) -> Any:
                 for name, member in ((name, members[f"{name}.npy"]) for name in archive.files)
             }
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise InputError(f"array_file({path}): {reason}; must be a .npy or .npz file of numbers") from None
+        says = getattr(error, "strerror", None) or reason(error)
+        raise InputError(f"array_file({path}): {says}; must be a .npy or .npz file of numbers") from None
 
 
 def _mapped(path: Path, file: Any, member: zipfile.ZipInfo) -> NDArray[Any]:
@@ -220,7 +220,7 @@ class Parquet:
             try:
                 metadata = read_metadata(file)
             except (OSError, ArrowException) as error:
-                raise InputError(f"{where}: {file}: {str(error).partition(chr(10))[0]}") from None
+                raise InputError(f"{where}: {file}: {reason(error)}") from None
             self._groups += [(file, group) for group in range(metadata.num_row_groups)]
             sizes += [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self._ends = np.cumsum(sizes)

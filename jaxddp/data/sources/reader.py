@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.data.sources.source import Source
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, described
 from jaxddp.signals import NUMBERS
 
 LOOK = 0.05  # seconds between two looks for workers that ended
@@ -31,7 +31,7 @@ def main(descriptors: Sequence[int]) -> None:
     except EOFError:
         return
     except Exception as error:
-        trainer.send((None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
+        trainer.send((None, described(error)))
         return
     children = {_forked(source, number, file, control, pipes): number for number in range(len(pipes))}
     for pipe in pipes:
@@ -88,7 +88,7 @@ def _work(source: Source, trainer: Connection, reading: Any) -> None:
         try:
             batch = [source.take(part, epoch, tell) for part in parts]
         except Exception as error:
-            text = str(error) if isinstance(error, InputError) else f"{source.where}: {type(error).__name__}: {error}"
+            text = str(error) if isinstance(error, InputError) else f"{source.where}: {described(error)}"
             trainer.send((number, text, None))
             continue
         trainer.send((number, None, [{k: (x.dtype.str, x.shape) for k, x in part.items()} for part in batch]))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from jaxddp.data.batches import NONE, copied, example_arrays, to_arrays, widened
 from jaxddp.data.sources.arrays import ArrayData, Arrays, Gathered
 from jaxddp.data.sources.digests import example_digest
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, described
 
 Augment = Callable[[Any, np.random.Generator], Any]
 """(example, random numbers of its own) -> example."""
@@ -135,8 +135,8 @@ class Source:
                 examples.append(self.data[index])
             return examples
         except IndexError as error:
-            reason = f"its length is {len(self)} ({type(error).__name__}: {error})"
-            raise InputError(f"{self.where}: has no example {index}, and {reason}") from error
+            length = f"its length is {len(self)} ({described(error)})"
+            raise InputError(f"{self.where}: has no example {index}, and {length}") from error
         except ERRORS as error:
             raise self.located(error, f"example {index}") from error
 
@@ -144,8 +144,7 @@ class Source:
         """Return an error of the user's code as a line that says where it arose."""
         if isinstance(error, InputError):
             return error
-        text = (str(error).strip().splitlines() or ["without a message"])[0]
-        return InputError(f"{self.where}: {where}: {type(error).__name__}: {text}")
+        return InputError(f"{self.where}: {where}: {described(error)}")
 
     def _put_together(self, examples: list[Any], indices: NDArray[np.int64]) -> Arrays:
         if self.collate is None:

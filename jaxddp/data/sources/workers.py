@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from jaxddp.data.sources.arrays import Arrays, mapping
 from jaxddp.data.sources.source import Job, Source
-from jaxddp.errors import InputError, TrainingError
+from jaxddp.errors import InputError, TrainingError, described
 
 READER = "jaxddp.data.sources.reader"
 AHEAD = 2  # batches that are asked of each worker before the first is used
@@ -199,9 +199,8 @@ def _pickled(source: Source) -> memoryview:
         _Pickler(buffer).dump(source)
         return buffer.getbuffer()
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
         raise InputError(
-            f"{source.where}: cannot be sent to worker processes: {type(error).__name__}: {reason}; open files in "
+            f"{source.where}: cannot be sent to worker processes: {described(error)}; open files in "
             "__getitem__, or read without workers"
         ) from error
     finally:

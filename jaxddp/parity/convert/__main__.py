@@ -10,8 +10,8 @@ import jax
 from tyro.conf import Positional, arg
 
 from jaxddp import cli
-from jaxddp.errors import InputError, check_name
-from jaxddp.files import check_file
+from jaxddp.errors import InputError, check_name, on_one_line
+from jaxddp.files import check_files
 from jaxddp.flags import parse_known, parse_plain
 from jaxddp.parity.convert.weight_files import FRAMEWORKS, ModelPair, read, write
 from jaxddp.parity.port import errors_located, load_port
@@ -67,16 +67,17 @@ def convert(options: ConvertOptions, flags: Sequence[str] = ()) -> None:
         arrow = "<-" if to == "jax" else "->"
         for piece in twins.converter.pieces:
             order = f"  taken as {piece.order}" if piece.order else ""
-            print(f"{piece.jax_name} {piece.jax_shape}{order}  {arrow}  {piece.torch_name} {piece.torch_shape}")
+            line = f"{piece.jax_name} {piece.jax_shape}{order}  {arrow}  {piece.torch_name} {piece.torch_shape}"
+            print(on_one_line(line))
     print(f"{options.out}: {len(converted)} arrays for {to}, from {len(weights)} of {options.weights}")
 
 
 def _check_flags(options: ConvertOptions) -> None:
     if options.to is not None:
         check_name("--to", options.to, FRAMEWORKS)
+    check_files({"PORT.py": (options.port, None), "OUT": (options.out, b"")})
     if options.out.exists() and not options.force:
         raise InputError(f"{options.out}: exists; --force replaces it")
-    check_file(options.out)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from jaxddp.errors import InputError, check_name, differences, listed
+from jaxddp.errors import InputError, check_name, differences, listed, reason
 from jaxddp.files import write_atomically
 from jaxddp.nn.any_model import functional_of
 from jaxddp.parity.convert.converter import Arrays, Converter, under_all_names
@@ -117,7 +117,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{path}: not a readable safetensors file ({error})") from error
+        raise InputError(f"{path}: not a readable safetensors file ({reason(error)})") from error
 
 
 def write(path: Path, arrays: Arrays, framework: str) -> None:

@@ -8,9 +8,11 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from jaxddp.errors import InputError
-from jaxddp.files import check_file, write_atomically
+from jaxddp.files import check_files, write_atomically
 from jaxddp.flags import parse_plain
+from jaxddp.parity.report.json_form import MARK as JSON
 from jaxddp.parity.report.json_form import to_json
+from jaxddp.parity.report.page import MARK as PAGE
 from jaxddp.parity.report.page import to_html
 
 WORD = "compare"
@@ -39,9 +41,7 @@ class CompareOptions:
     def __post_init__(self) -> None:
         if self.names is not None and not self.names.is_file():
             raise InputError(f"--names {self.names}: no such file")
-        for path in (self.json, self.report):
-            if path is not None:
-                check_file(path)
+        check_files({"--json": (self.json, JSON), "--report": (self.report, PAGE)})
 
 
 def main(argv: Sequence[str]) -> int:

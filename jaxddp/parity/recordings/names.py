@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from jaxddp.errors import InputError, shortened
+from jaxddp.errors import InputError, described, reason
 from jaxddp.parity.convert import Converter, NamesError
 from jaxddp.parity.convert.converter import tied_names
 from jaxddp.parity.convert.layouts import CONVOLUTIONS, transposition
@@ -83,7 +83,7 @@ def read_names(path: Path) -> Table:
         values += [node.value for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Dict)]
         table = _evaluated(values[0])
     except (SyntaxError, ValueError, TypeError, IndexError, RecursionError) as error:
-        raise InputError(f"--names {path}: must have a table {NAME} = {{...}}: {error}") from None
+        raise InputError(f"--names {path}: must have a table {NAME} = {{...}}: {reason(error)}") from None
     check_names(table)
     return dict(table)
 
@@ -114,7 +114,7 @@ class _Models:
         try:
             self.module = _rebuilt(torch_run)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            says = shortened(f"{type(error).__name__}: {error}")
+            says = described(error, most=100)
             raise InputError(f"{torch_run.folder}: the description of its model is damaged: {says}") from None
         self.tensors, self.shapes = torch_run.shapes, jax_run.shapes
         self._buffers = {*torch_run.of_kind("buffer")}, {*jax_run.of_kind("buffer")}

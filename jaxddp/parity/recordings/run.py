@@ -10,7 +10,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from jaxddp.errors import InputError, shortened
+from jaxddp.errors import InputError, described, reason
 from jaxddp.parity.recorder.files import BETWEEN, FORMAT, LINES, rank_folder
 from jaxddp.parity.records import Tensors
 
@@ -133,7 +133,7 @@ def _lines(part: Path, folder: Path) -> tuple[dict[str, Any], dict[int, dict[str
         for line in steps:
             _check_step(line, header["side"] == "torch" and part.name == rank_folder(folder, 0).name)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path}: damaged: {shortened(f'{type(error).__name__}: {error}')}") from None
+        raise InputError(f"{path}: damaged: {described(error, most=100)}") from None
     if found != FORMAT:
         raise InputError(f"{path}: format is {found!r}; must be {FORMAT!r}")
     return header, by_number
@@ -168,7 +168,7 @@ def _read(path: Path) -> dict[str, Tensors]:
     try:
         flat = load_file(path)
     except (OSError, SafetensorError) as error:
-        says = "no such file" if isinstance(error, FileNotFoundError) else f"damaged: {shortened(str(error))}"
+        says = "no such file" if isinstance(error, FileNotFoundError) else f"damaged: {reason(error, most=100)}"
         raise InputError(f"{path}: {says}") from None
     stages: dict[str, Tensors] = {}
     for key, value in flat.items():

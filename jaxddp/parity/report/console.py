@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from jaxddp.errors import on_one_line
 from jaxddp.parity.findings import ORDER, Cause, Difference, Findings, Patch
 from jaxddp.parity.port.names_block import import_line, names_block, no_twin_line
 from jaxddp.parity.report import words
@@ -92,16 +93,6 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
         yield _check_line(row)
     yield ""
     yield _summary(shown)
-
-
-def printable(text: str) -> str:
-    r"""Put text on one line and escape whatever could control the terminal.
-
-    >>> printable("a\nb\x1b[2J")
-    'a b\\x1b[2J'
-    """
-    line = " ".join(text.splitlines())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def cut(text: str, width: int) -> str:
@@ -216,7 +207,7 @@ def _numerics_line(findings: Findings) -> str:
 
 def _fit(line: str) -> list[str]:
     """Leave out the words in the middle of a line beyond `LONGEST` characters, and wrap it."""
-    text = printable(line).rstrip()
+    text = on_one_line(" ".join(line.splitlines())).rstrip()
     if len(text) > LONGEST:
         begin, end = text[: LONGEST // 2].rpartition(" ")[0], text[-LONGEST // 2 :].partition(" ")[2]
         text = f"{begin} ... {end}{REST}"

@@ -8,10 +8,11 @@ import types
 import typing
 from typing import Any
 
-from jaxddp.errors import InputError, shortened
+from jaxddp.errors import InputError, reason, shortened
 from jaxddp.parity.report.report import Report
 
 FORMAT = "jaxddp.parity report 5"
+MARK = rb'\[?\{\s*"format": "jaxddp\.parity report '  # of a report, or of a list of them
 NOT_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no form for these
 
 
@@ -36,7 +37,7 @@ def from_json(text: str) -> Report:
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"report: not JSON: {error}") from None
+        raise InputError(f"report: not JSON: {reason(error)}") from None
     form = fields.pop("format", None) if isinstance(fields, dict) else None
     if form != FORMAT:
         raise InputError(f"report: format is {form!r}; must be {FORMAT!r}")

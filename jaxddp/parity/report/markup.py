@@ -4,8 +4,8 @@ import html
 import re
 from collections.abc import Iterable
 
-# Characters that HTML does not allow, even escaped: control characters and lone surrogates.
-UNFIT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# Control characters and lone surrogates, which HTML does not allow, even escaped; and those that reorder the text.
+UNFIT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 NAME = r"[A-Za-z_]\w*"
 BRACKETS = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 VALUE = rf"(?:{BRACKETS}|\"\w+\"|[\w.\"']*\w)"

@@ -37,6 +37,9 @@ SIGNS = {
 }
 VERDICT_SIGNS = {"equal": "equal", "different": "different", "different in rounding": "numeric", "incomplete": "unseen"}
 
+BEGIN = "<!doctype html>\n<!-- jaxddp.parity report -->\n"
+MARK = BEGIN.encode()
+
 
 def to_html(findings: Findings, stylesheet: str | None = None) -> str:
     """Render findings as a page.
@@ -58,7 +61,7 @@ def to_html(findings: Findings, stylesheet: str | None = None) -> str:
         _style() if stylesheet is None else Html(f'<link rel="stylesheet" href="{stylesheet}">'),
     )
     body = tag("body", tag("main", _content(findings)), class_="jaxddp-report page")
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+    return f"{BEGIN}{tag('html', head, body, lang='en')}\n"
 
 
 def notebook(findings: Findings) -> str:

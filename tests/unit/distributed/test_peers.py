@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.joining import tell_failure
-from jaxddp.distributed.line import close_all
+from jaxddp.distributed.line import Line, close_all
 from jaxddp.distributed.peers import Peers
 from jaxddp.distributed.ports import free_port
 from jaxddp.errors import InputError, LostError
@@ -203,7 +203,6 @@ def test_a_process_that_does_not_come_is_named_everywhere(start: Callable[..., R
     [
         ({1: CONFIG | {"lr": 0.2}}, [0, 1], [2, 2], "process 1 has lr = 0.2, process 0 0.1; start all with one comm"),
         ({1: {}}, [0, 1], [2, 2], "process 1 has lr = null, process 0 0.1"),
-        ({}, [0, 1], [2, 3], "process 1 expects 3 processes, process 0 2"),
         ({}, [0, 1, 1], [3, 3, 3], "two processes have the number 1"),
     ],
 )
@@ -276,16 +275,84 @@ def test_strangers_are_not_taken_for_processes(words: list[bytes]) -> None:
     with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as strangers:
         first = pool.submit(run.join, 0)
         for number, said in enumerate([b"", *words]):
-            while True:
-                with contextlib.suppress(ConnectionRefusedError):
-                    stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", run.port + 1)))
-                    break
+            stranger = strangers.enter_context(connection(run.port + 1))
             with contextlib.suppress(ConnectionError):  # it hangs up
                 stranger.sendall(said + b"\n" * (number % 2))
         second = pool.submit(run.join, 1)
         for joined in (first.result(10), second.result(10)):
             joined.close()
     assert run.reasons == {0: [], 1: []}
+
+
+def said(capsys: pytest.CaptureFixture[str], *parts: str) -> Callable[[], bool]:
+    """Return a function that tells whether some lines on stderr together have all parts."""
+    lines: list[str] = []
+
+    def is_said() -> bool:
+        lines.extend(capsys.readouterr().err.splitlines())
+        return all(any(part in line for line in lines) for part in parts)
+
+    return is_said
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "named"),
+    [
+        (1, 3, "process 1 of 3"),
+        (5, 2, "process 5 of 2"),
+        (-1, 2, "process -1 of 2"),
+        (10**30, 10**31, f"process {10**30} of {10**31}"),
+        (0, 1, "process 0 of 1"),
+        (7 * 10**99, 2, f"process 7{'0' * 79}... (100 characters) of 2"),
+    ],
+)
+def test_a_process_of_another_run_is_refused_alone(
+    start: Callable[..., Run], capsys: pytest.CaptureFixture[str], number: int, size: int, named: str
+) -> None:
+    run = start(2)
+    problem = f"{named} is not of the run of 2 processes at 127.0.0.1:{run.port}"
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(run.join, 0)
+        line = Line(connection(run.port + 1))
+        line.send(HELLO | {"process": number, "size": size, "failure": "it failed"})
+        assert line.receive(time.monotonic() + 10) == {"refused": problem}
+        line.close()
+        wait_for(said(capsys, f"refused: {problem}"), limit=10)  # while process 0 still waits
+        assert not first.done()
+        for joined in (run.join(1), first.result(10)):
+            joined.close()
+    assert run.reasons == {0: [], 1: []}
+
+
+def connection(port: int) -> socket.socket:
+    """Connect to a port of this machine as soon as a process listens there."""
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", port))
+        time.sleep(0.01)
+
+
+def test_processes_say_for_whom_they_wait(
+    start: Callable[..., Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxddp.distributed.joining.PATIENCE", 0.05)
+    run = start(4, timeout=60)
+    where = f"127.0.0.1:{run.port}"
+    with ThreadPoolExecutor(4) as pool:
+        joining = [pool.submit(run.join, 2)]
+        alone = f"process 2 has waited 0 s for process 0 at {where} to answer, port {run.port + 1} (--join-timeout 60)"
+        wait_for(said(capsys, alone), limit=20)
+        joining.append(pool.submit(run.join, 0))
+        lines = (
+            f"process 0 at {where} has waited 0 s for 2 of 4 processes: 1, 3 (--join-timeout 60)",
+            f"s for process 0 at {where} to begin the run, since it waits for others (--join-timeout 60)",
+        )
+        wait_for(said(capsys, *lines), limit=20)
+        for joined in [*joining, pool.submit(run.join, 1), pool.submit(run.join, 3)]:
+            joined.result(20).close()
+    capsys.readouterr()
+    time.sleep(0.2)
+    assert "has waited" not in capsys.readouterr().err  # they wait no longer
 
 
 def test_a_port_in_use_is_named_by_all(start: Callable[..., Run]) -> None:

@@ -50,7 +50,7 @@ def workload(*argv: str) -> Workload:
         ("--model gpt3", "--model gpt3: unknown; did you mean gpt2-124m?"),
         ("--measured -1", "--measured -1.0: must be a number of seconds above 0"),
         ("--measured nan", "--measured nan: must be a number of seconds above 0"),
-        ("--picture nowhere/a.png", "nowhere/a.png: folder nowhere does not exist"),
+        ("--picture nowhere/a.png", "--picture nowhere/a.png: folder nowhere does not exist"),
         ("--nesterov", "--nesterov: only for --optimizer sgd, not adam"),
         ("--lr -1", "--lr -1.0: must be"),
         ("a.py --model mlp", "a.py: no such file"),

@@ -13,6 +13,7 @@ from torch import nn
 
 from jaxddp.data import datasets
 from jaxddp.errors import InputError, TrainingError
+from jaxddp.files import UNFINISHED
 from jaxddp.tracking.metrics_file import read_metrics
 from tests.support.torch_cases import case, small, train_whole_and_in_parts
 from torch_ref import models, optim
@@ -275,7 +276,7 @@ def test_a_full_disk_keeps_the_checkpoint_and_says_how_to_go_on(
         f"the last good checkpoint is {run}/checkpoint.pt; continue with --resume {run}"
     )
     assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 8
-    assert not list(run.glob("*.tmp"))
+    assert not list(run.glob(f"*{UNFINISHED}"))
 
 
 def test_records_are_on_the_disk_before_the_checkpoint_of_their_steps(
@@ -290,9 +291,9 @@ def test_records_are_on_the_disk_before_the_checkpoint_of_their_steps(
 
     monkeypatch.setattr(os, "fsync", record)
     training.main(small(tmp_path / "run"))
-    kept = [name for name in synced if name in ("metrics.jsonl", "checkpoint.pt.tmp")]
+    kept = [name for name in synced if name in ("metrics.jsonl", f"checkpoint.pt{UNFINISHED}")]
     assert len(kept) > 2
-    assert kept == ["metrics.jsonl", "checkpoint.pt.tmp"] * (len(kept) // 2)
+    assert kept == ["metrics.jsonl", f"checkpoint.pt{UNFINISHED}"] * (len(kept) // 2)
 
 
 def test_the_size_of_a_checkpoint_is_that_of_its_tensors() -> None:

@@ -88,6 +88,25 @@ def test_a_failed_run_prints_one_line_and_closes_its_files(tmp_path: Path) -> No
     assert (tmp_path / "run" / "curves.png").exists()
 
 
+def test_a_rank_says_where_it_waits_for_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    def meet(*arguments: object, **options: object) -> None:
+        wait_for(lambda: said.append(capsys.readouterr().err) or "".join(said).count("\n") >= 2, limit=20)
+        raise InterruptedError
+
+    monkeypatch.setattr("torch_ref.distributed.PATIENCE", 0.05)
+    monkeypatch.setattr(dist, "init_process_group", meet)
+    for name, value in {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InterruptedError), process_group(2, 4, torch.device("cpu")):
+        pass
+    line = r"rank 2 of 4 has waited \d s for the others, to meet at node1:29500"
+    assert all(re.fullmatch(line, text) for text in "".join(said).splitlines())
+
+
 def test_a_rank_that_ends_without_a_report_is_named() -> None:
     assert str(_cause([0, 3, None], Path("none"))) == "rank 1: ended with exit code 3"
     assert str(_cause([1, None, -9], Path("none"))) == "rank 2: killed by SIGKILL"

@@ -10,6 +10,7 @@ import pytest
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, TrainingError
+from jaxddp.files import UNFINISHED
 from jaxddp.tracking import run_log
 from jaxddp.tracking.gradient_metrics import LOG2_BINS
 from jaxddp.tracking.metrics_file import read_metrics
@@ -130,4 +131,4 @@ def test_a_disk_that_is_full_at_the_start_or_end_is_told_with_the_file(tmp_path,
     with largest_file(9000), pytest.raises(TrainingError, match=end):
         write_run(tmp_path / "end", 6, quiet=True)
     assert (tmp_path / "end" / "metrics.jsonl").read_bytes() == before
-    assert not list(tmp_path.rglob("*.tmp"))
+    assert not list(tmp_path.rglob(f"*{UNFINISHED}"))

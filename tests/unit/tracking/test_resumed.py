@@ -9,6 +9,7 @@ import pytest
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
+from jaxddp.files import UNFINISHED
 from jaxddp.tracking import run_log
 from jaxddp.tracking.metrics_file import read_metrics
 from jaxddp.tracking.resumed import check_same_epochs, check_same_run, notes_of_run
@@ -30,7 +31,7 @@ def test_resume_drops_records_of_later_steps(tmp_path, monkeypatch, resume_step,
         train(log, resume_step + 1, 6)
     assert places(read_metrics(metrics)) == SIX_STEPS
     assert drawn[0] == drawn[1]  # the whole history, as for an uninterrupted run
-    assert not list(output.glob("*.tmp"))
+    assert not list(output.glob(f"*{UNFINISHED}"))
 
 
 def test_resume_saves_the_new_config_and_needs_no_metrics_file(tmp_path):

@@ -17,6 +17,7 @@ import pytest
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
+from jaxddp.files import UNFINISHED
 from jaxddp.tracking import run_folder
 from jaxddp.tracking.run_folder import check_same_data, claim_output, load_config, save_config, save_digests
 from tests.unit.config.test_config import NO_DEFAULT
@@ -213,9 +214,17 @@ with claim_output({str(tmp_path / "run")!r}) as folder:
 """
     assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
     left = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert left == [".lock", "config.json.tmp"]
+    assert left == [".lock", f"config.json{UNFINISHED}"]
     save_config(TrainConfig(), claim(tmp_path / "run"))
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock", "config.json"]
+
+
+def test_a_folder_called_program_is_a_user_s_where_no_run_was(tmp_path):
+    (tmp_path / "program").mkdir()
+    with pytest.raises(InputError, match=r"holds other files \(program\)"):
+        claim(tmp_path)
+    (tmp_path / ".lock").touch()
+    claim(tmp_path)
 
 
 # ---- the config

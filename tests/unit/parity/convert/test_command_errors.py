@@ -149,7 +149,7 @@ def test_code_in_a_weights_file_never_runs(folder: Path, capsys: pytest.CaptureF
     ("argv", "message"),
     [
         ("none.py torch.safetensors out", "none.py: no such file"),
-        ("port.py torch.safetensors nowhere/out", "nowhere/out: folder nowhere does not exist"),
+        ("port.py torch.safetensors nowhere/out", "OUT nowhere/out: folder nowhere does not exist"),
         ("port.py torch.safetensors out --to flax", "--to flax: unknown; did you mean"),
         ("port.py torch.safetensors out --fource", "--fource: unknown flag; did you mean --force?"),
         ("port.py torch.safetensors", "OUT.safetensors: missing; see --help"),
