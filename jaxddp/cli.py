@@ -18,7 +18,7 @@ from jaxddp.config.ulimits import ulimits
 from jaxddp.errors import BAD_INPUT, INTERRUPTED, InputError, TrainingError, exit_code, tells_of_memory
 from jaxddp.flags import parse_plain, value_of
 from jaxddp.program import Program, built_in, check_flags, default_config, load_program
-from jaxddp.scripts import refuse_exits
+from jaxddp.scripts import file_of_module, refuse_exits
 from jaxddp.tracking.kept_program import check_program
 from jaxddp.tracking.run_folder import CONFIG_FILE, load_config
 
@@ -62,12 +62,17 @@ def parse_run(config_class: type[Config], argv: Sequence[str], prog: str, defaul
 
 
 def program_of_flags(argv: Sequence[str]) -> tuple[Program, list[str]]:
-    """Load the run file that the first argument names, or the built-in program; return the other arguments too.
+    """Load the run file that the first argument or `-m MODULE` names, or the built-in program; return the rest too.
 
     Raises:
         InputError: the file cannot be used.
     """
     first = next((word for word in argv if word not in HELP), "-")
+    if first == "-m":
+        place = list(argv).index(first)
+        if not argv[place + 1 :]:
+            raise InputError("-m: needs the name of a module, such as package.module")
+        return load_program(file_of_module(argv[place + 1])), [*argv[:place], *argv[place + 2 :]]
     if first.startswith("-"):
         return built_in(), list(argv)
     place = list(argv).index(first)

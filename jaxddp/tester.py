@@ -11,6 +11,7 @@ from jaxddp.distributed.stall import StallWatch
 from jaxddp.errors import NotFiniteError
 from jaxddp.nn.functional import Functional
 from jaxddp.program import asks_for, bound
+from jaxddp.program.losses import asks_to_stop
 from jaxddp.state import TrainState
 from jaxddp.step.batch_statistics import LAYERS
 from jaxddp.step.metrics import means
@@ -119,7 +120,7 @@ class Tester:
             given["weights"] = self._run.weights(state)
         stop = False
         if self._run.is_first:
-            stop = bound(self._on_epoch_end, **given)(epoch + 1, int(state.step), metrics) == "stop"
+            stop = asks_to_stop(bound(self._on_epoch_end, **given)(epoch + 1, int(state.step), metrics))
         self._stopping.asked = bool(self._agreed(int(stop)))
 
 

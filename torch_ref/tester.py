@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from jaxddp.errors import NotFiniteError
 from jaxddp.program import asks_for, bound
+from jaxddp.program.losses import asks_to_stop
 from jaxddp.tracking.run_log import RunLog, by_split
 from jaxddp.tracking.stopping import Stopping
 from torch_ref.local_sgd import shown as mean_shown
@@ -97,7 +98,7 @@ class Tester:
         with mean_shown(run.state.module, run.config, run.world):
             if asks_for(tell, "weights"):
                 given["weights"] = arrays_of(run.state.module)
-        asked = run.world.rank == 0 and bound(tell, **given)(epoch + 1, run.state.step, metrics) == "stop"
+        asked = run.world.rank == 0 and asks_to_stop(bound(tell, **given)(epoch + 1, run.state.step, metrics))
         self._stopping.asked = bool(run.world.broadcast_object(asked))
 
 
