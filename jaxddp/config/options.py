@@ -194,7 +194,7 @@ class Output:
     keep_checkpoints: int = 2
     """Number of newest checkpoints to keep; jaxddp only."""
     keep_best: bool = False
-    """Keep the checkpoint with the best --best-metric too; jaxddp only."""
+    """Save the weights with the best --best-metric at a checkpoint too; jaxddp.train keeps that checkpoint."""
     best_metric: str = "loss"
     """Metric of the test by which --keep-best, --early-stopping-patience and --schedule plateau judge."""
     best_mode: str = "min"
