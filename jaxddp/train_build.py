@@ -1,5 +1,6 @@
 """The parts of a run, built of its program and its configuration."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -48,9 +49,10 @@ def build(config: TrainerConfig, cluster: Cluster | None = None, program: Progra
     config.per_replica_batch_size(replicas.world_size)
     program = program.bound(config).located()
     data = load_data(program, config)
+    config = dataclasses.replace(config, best_metric=data.full_name(config.best_metric))
     if not replicas.in_one_process:
         train_digest = data.digests.get("train") or data.train.digest()  # of a stream, that of its first example
-        read = {"training data": train_digest, "test data": data.digests.get("test", "")}
+        read = {"training data": train_digest, "test data": f"{[x for name, x in data.digests.items() if name != 'train']}"}
         from_where = program.name if program.path else "--dataset, --data-path"
         check_same({"programs": program_digest(program)}, replicas, "all must have the same run file")
         check_same(read, replicas, f"all must read the same ({from_where})")
@@ -60,8 +62,8 @@ def build(config: TrainerConfig, cluster: Cluster | None = None, program: Progra
         raise InputError(str(error).replace("global_batch_size", "--global-batch-size")) from None
     with program.naming():
         ddp = data_parallel(program, config, data, replicas, loader.steps_per_epoch)
-        if data.test is not None:
-            ddp.check_evaluation(data.test)
+        for test in data.tests.values():
+            ddp.check_evaluation(test)
     start = ddp.init() if config.resume is not None else start_state(config, ddp, program)
     try:
         smallest = loader.smallest_batch()

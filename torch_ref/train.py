@@ -124,6 +124,7 @@ def build(world: World, config: TorchTrainerConfig) -> Run:
     """
     program = program_of(config)
     data = load_data(program, config)
+    config = dataclasses.replace(config, best_metric=data.full_name(config.best_metric))
     _check_same_stream(data, world)
     replicas = num_replicas(config)
     ranks = range(replicas) if config.strategy == "single" else [world.rank]
@@ -149,7 +150,7 @@ def build(world: World, config: TorchTrainerConfig) -> Run:
     replica = module
     if step is None:
         replica = wrap(WithLoss(module, loss_fn, config.remat), world, config.strategy, config.buffers, unused)
-    tests = () if data.test is None else EvaluationBatches(data.test, config, world)
+    tests = {prefix: EvaluationBatches(source, config, world) for prefix, source in data.tests.items()}
     gradient_log = GradientLog(module, world, config)
     test_loss = autocast(evaluation_of(program, loss_of(program)), config.amp)
     parts = replica, state, loss_fn, test_loss, gradient_log, step

@@ -53,7 +53,8 @@ class Run:
     world: World
     data: RunData
     loader: Loader
-    test_batches: Iterable[Batch]
+    test_batches: Mapping[str, Iterable[Batch]]
+    """Batches of each test set, by the beginning of its metrics' names."""
     model: nn.Module
     """Replica, with the module wrapped by DDP, for instance."""
     state: TrainState
@@ -83,13 +84,14 @@ class Run:
         return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
     def evaluate(self, module: nn.Module) -> dict[str, float]:
-        """Compute means over the test set; none, if the program has no test set."""
-        if self.data.test is None:
-            return {}
-        with shown(module, self.config, self.world):
-            metrics = evaluate(module, self.test_batches, self.world, self.test_loss)
-        if self.program.get("torch_loss") is None:
-            del metrics["loss"]
+        """Compute means over each test set; none, if the program has no test set."""
+        metrics: dict[str, float] = {}
+        for prefix, batches in self.test_batches.items():
+            with shown(module, self.config, self.world):
+                of_set = evaluate(module, batches, self.world, self.test_loss)
+            if self.program.get("torch_loss") is None:
+                del of_set["loss"]
+            metrics |= {prefix + name: value for name, value in of_set.items()}
         return metrics
 
 
