@@ -98,7 +98,7 @@ def program_and_flags(argv: Sequence[str], trainer: type[Config], prog: str) -> 
         default = default_config(program, trainer)
         config = parse_run(type(default), flags, f"{prog} {program.file_name}" if program.path else prog, default)
     check_flags(program, config)
-    given = {name: getattr(config, name) for name in ("output", "resume", "weights")} if moved else {}
+    given = {name: getattr(config, name) for name in ("output", "resume", "weights", "weights_partial")} if moved else {}
     paths: dict[str, Any] = {name: f"{start / path}" for name, path in given.items() if path}
     return program, dataclasses.replace(config, **paths)
 

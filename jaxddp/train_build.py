@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from jaxddp import optim
 from jaxddp.config import TrainerConfig
 from jaxddp.data.batches import of_batches
 from jaxddp.data.order import Sampler
 from jaxddp.data.run_data import RunData, load_data
+from jaxddp.data.weight_files import check_values, fitted
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.agreement import check_same
 from jaxddp.distributed.cluster import Cluster
@@ -64,7 +67,8 @@ def build(config: TrainerConfig, cluster: Cluster | None = None, program: Progra
         ddp = data_parallel(program, config, data, replicas, loader.steps_per_epoch)
         for test in data.tests.values():
             ddp.check_evaluation(test)
-    start = ddp.init() if config.resume is not None else start_state(config, ddp, program)
+    lines: list[str] = []
+    start = ddp.init() if config.resume is not None else start_state(config, ddp, program, lines)
     try:
         smallest = loader.smallest_batch()
         ddp.check(start, smallest)
@@ -77,7 +81,7 @@ def build(config: TrainerConfig, cluster: Cluster | None = None, program: Progra
         advice = "choose another size" if config.join else "choose another size, or --drop-last-batch"
         raise InputError(f"--global-batch-size {config.global_batch_size}: {error}; {advice}") from None
     throughput = Throughput(tokens_in(data.example()), workers=config.data_workers > 0)
-    return Run(config, program, data, loader, ddp, start, throughput)
+    return Run(config, program, data, loader, ddp, start, throughput, lines)
 
 
 def data_parallel(
@@ -130,17 +134,34 @@ def make_loader(config: TrainerConfig, data: RunData, replicas: Replicas, sample
     return loader
 
 
-def start_state(config: TrainerConfig, ddp: DataParallel, program: Program) -> TrainState:
-    """Return the state before the first step, with the values of --weights or of the model."""
-    if config.weights is None:
+def start_state(config: TrainerConfig, ddp: DataParallel, program: Program, lines: list[str]) -> TrainState:
+    """Return the state before the first step, with the values of a file of weights or of the model.
+
+    Args:
+        lines: gets a line on what --weights-partial leaves out.
+    """
+    path, some = config.weights or config.weights_partial, lines if config.weights_partial else None
+    if path is None:
         return ddp.init()
     like = cast(ddp.functional.params, config.dtype), cast(ddp.functional.buffers, config.dtype)
-    convert = None if program.get("torch_model") is None else partial(_of_twin, program, ddp.functional.shapes)
-    return ddp.init(*start_values(config.weights, *like, convert))
+    has_twin = program.get("torch_model") is not None and (some is None or program.get("names"))
+    convert = partial(_of_twin, program, ddp.functional.shapes, path, some) if has_twin else None
+    return ddp.init(*start_values(path, *like, convert, some))
 
 
-def _of_twin(program: Program, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a state_dict of the program's torch model, which is imported only here."""
+def _of_twin(
+    program: Program,
+    shapes: Mapping[str, tuple[int, ...]],
+    path: str,
+    lines: list[str] | None,
+    tensors: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Convert a state_dict of the program's torch model, which is imported only here, or what fits of it."""
     from jaxddp.parity.convert.twin_files import to_jax
 
-    return to_jax(tensors, program, shapes)
+    if lines is None:
+        return to_jax(tensors, program, shapes)
+    check_values(tensors, tensors)
+    missing = {n: np.full(tuple(x.shape), np.nan) for n, x in program.get("torch_model")().state_dict().items()}
+    arrays = to_jax(fitted(tensors, missing, f"--weights-partial {path}", lines), program, shapes)
+    return {name: array for name, array in arrays.items() if not np.isnan(array).any()}

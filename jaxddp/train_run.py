@@ -33,6 +33,8 @@ class Run:
     ddp: DataParallel
     start: TrainState
     throughput: Throughput = field(default_factory=Throughput)
+    lines: list[str] = field(default_factory=list)
+    """Lines below the title, on what --weights-partial leaves out."""
 
     @property
     def saved_config(self) -> TrainerConfig:

@@ -92,6 +92,7 @@ def train(world: World, config: TorchTrainerConfig) -> None:
                 title=run_title(run.program, config, num_replicas(config), _framework(run), OPTIMIZERS),
                 notes=[
                     *frozen_notes(name for name, p in run.state.module.named_parameters() if not p.requires_grad),
+                    *run.lines,
                     *changes,
                 ],
                 examples_per_epoch=run.loader.examples_per_epoch,
@@ -137,8 +138,9 @@ def build(world: World, config: TorchTrainerConfig) -> Run:
     else:
         _check_batch_norm(config, loader, module, loss_fn)
     config.check_square(sum(p.numel() for p in module.parameters() if p.requires_grad))
-    if config.weights is not None and not _has_checkpoint(config):
-        load_weights(config.weights, module, program)
+    lines: list[str] = []
+    if (path := config.weights or config.weights_partial) is not None and not _has_checkpoint(config):
+        load_weights(path, module, program, lines if config.weights_partial else None)
     optimizer, scheduler, step = _optimizer(program, config, module, loader, world)
     averaged, scaler = (
         averaged_model(module, config.ema_decay, config.swa_start is not None),
@@ -155,7 +157,7 @@ def build(world: World, config: TorchTrainerConfig) -> Run:
     test_loss = autocast(evaluation_of(program, loss_of(program)), config.amp)
     parts = replica, state, loss_fn, test_loss, gradient_log, step
     throughput = Throughput(tokens_in(data.example()), workers=config.data_workers > 0)
-    return Run(config, program, world, data, loader, tests, *parts, throughput)
+    return Run(config, program, world, data, loader, tests, *parts, throughput, lines)
 
 
 def _optimizer(

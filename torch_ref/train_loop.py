@@ -67,6 +67,8 @@ class Run:
     step: ProgramStep | None = None
     """The program's step; None: `torch_ref.step.train_step`."""
     throughput: Throughput = field(default_factory=Throughput)
+    lines: list[str] = field(default_factory=list)
+    """Lines below the title, on what --weights-partial leaves out."""
 
     @property
     def saved_config(self) -> TorchTrainerConfig:

@@ -48,6 +48,8 @@ class Parameters:
 
     weights: str | None = None
     """Initial weights from a .safetensors file with torch's tensor names. None: the model's."""
+    weights_partial: str | None = None
+    """As --weights, but loads the tensors that fit by name and shape; a line lists what is left out on either side."""
     freeze: tuple[str, ...] = ()
     """Freeze the parameters whose torch names match a pattern: 'layers.0.*' '*.bias'."""
     dropout_masks: str = "replica"
