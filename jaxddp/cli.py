@@ -67,16 +67,13 @@ def program_of_flags(argv: Sequence[str]) -> tuple[Program, list[str]]:
     Raises:
         InputError: the file cannot be used.
     """
-    first = next((word for word in argv if word not in HELP), "-")
-    if first == "-m":
-        place = list(argv).index(first)
-        if not argv[place + 1 :]:
-            raise InputError("-m: needs the name of a module, such as package.module")
-        return load_program(file_of_module(argv[place + 1])), [*argv[:place], *argv[place + 2 :]]
+    place = next((number for number, word in enumerate(argv) if word not in HELP), len(argv))
+    first, *rest = argv[place:] or ["-"]
+    if first == "-m" and rest:
+        return load_program(file_of_module(rest[0])), [*argv[:place], *rest[1:]]
     if first.startswith("-"):
         return built_in(), list(argv)
-    place = list(argv).index(first)
-    return load_program(first), [*argv[:place], *argv[place + 1 :]]
+    return load_program(first), [*argv[:place], *rest]
 
 
 def program_and_flags(argv: Sequence[str], trainer: type[Config], prog: str) -> tuple[Program, Config]:
@@ -98,7 +95,8 @@ def program_and_flags(argv: Sequence[str], trainer: type[Config], prog: str) -> 
         default = default_config(program, trainer)
         config = parse_run(type(default), flags, f"{prog} {program.file_name}" if program.path else prog, default)
     check_flags(program, config)
-    given = {name: getattr(config, name) for name in ("output", "resume", "weights", "weights_partial")} if moved else {}
+    names = ("output", "resume", "weights", "weights_partial") if moved else ()
+    given = {name: getattr(config, name) for name in names}
     paths: dict[str, Any] = {name: f"{start / path}" for name, path in given.items() if path}
     return program, dataclasses.replace(config, **paths)
 

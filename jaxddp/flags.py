@@ -10,13 +10,13 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from types import NoneType
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from jaxddp.config.checks import flag
-from jaxddp.config.kinds import plain, restored
+from jaxddp.config.kinds import restored
 from jaxddp.errors import InputError
 
 Options = TypeVar("Options")  # a dataclass
@@ -43,9 +43,9 @@ def parse_plain(config_class: type[Options], argv: Sequence[str], prog: str, def
     if default is None or not (groups := _groups(config_class)):
         return _parsed(config_class, config_class, argv, prog, **({} if default is None else {"default": default}))
     boxes = _parsed(_boxes(config_class, groups, default), config_class, argv, prog)
-    of_boxes = [(f.name, getattr(box, f.name)) for box in vars(boxes).values() for f in dataclasses.fields(box) if f.init]
-    own = _option_kinds(config_class)
-    return config_class(**{name: plain(value) if name in own else value for name, value in of_boxes})
+    return config_class(
+        **{f.name: getattr(box, f.name) for box in vars(boxes).values() for f in dataclasses.fields(box) if f.init}
+    )
 
 
 def parse_known(config_class: type[Options], argv: Sequence[str], prog: str) -> tuple[Options, list[str]]:
@@ -87,20 +87,15 @@ def _boxes(config_class: type, groups: Sequence[type], default: Any) -> Any:
     """Return a dataclass with one field per group, which tyro shows as one box each in the help."""
 
     def box(group: type) -> tuple[str, type, Any]:
-        names = [field.name for field in dataclasses.fields(group) if field.init]
-        values = {name: restored(getattr(default, name), kinds.get(name)) for name in names}
+        kinds = get_type_hints(group)
+        values = {
+            f.name: restored(getattr(default, f.name), kinds[f.name]) for f in dataclasses.fields(group) if f.init
+        }
         return _title(config_class, group), group, dataclasses.field(default_factory=partial(group, **values))
 
-    kinds = _option_kinds(config_class)
     boxes: Any = dataclasses.make_dataclass(config_class.__name__, map(box, groups))
     boxes.__doc__ = config_class.__doc__
     return tyro.conf.configure(tyro.conf.OmitArgPrefixes)(boxes)
-
-
-def _option_kinds(config_class: type) -> dict[str, Any]:
-    """Return the types of a run file's options by name, in which a configuration keeps plain values."""
-    program = getattr(config_class, "PROGRAM", None)
-    return {} if program is None else dict(program.option_kinds)
 
 
 def _title(config_class: type, group: type) -> str:
@@ -173,9 +168,6 @@ def _explain(boxed: str, config_class: type) -> str:
         return f"{match[1]} {match[2]}: expected INT"
     if match := re.match(r"Error parsing (--\S+): could not convert string to float: '(.*)'", message):
         return f"{match[1]} {match[2]}: expected FLOAT"
-    if match := re.match(r"invalid choice '(.*)' for argument '(--\S+)'\. Expected one of \((.*?),?\)", message):
-        choices = sorted(choice.strip("'") for choice in match[3].split(", "))
-        return f"{match[2]} {match[1]}: expected {' or '.join(choices)}"
     return re.sub(r"^Error parsing \w+: ", "", message)
 
 

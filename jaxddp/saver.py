@@ -114,12 +114,6 @@ class Saver:
         self._sums = EpochSums(notes_at(self._checkpoints, step).get("epoch_sums") if within else None)
         return self._sums
 
-    def best(self, state: TrainState) -> TrainState | None:
-        """Load the checkpoint with the best `--best-metric`, like `state`, as NumPy arrays; None if there is none."""
-        if self._checkpoints is None or not self._run.config.keep_best:
-            return None
-        return self._checkpoints.best(self._run.ddp.unsharded(state))
-
     def rolled_back(self, error: NotFiniteError) -> TrainState:
         """Return the state of the newest checkpoint, to go on with the batches after those that were dispatched.
 

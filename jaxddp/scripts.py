@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import itertools
 import os
 import sys
 import threading
@@ -39,11 +38,10 @@ def run_file(path: Path) -> ModuleType:
     file = path.absolute()
     running = threading.get_ident(), file
     if running in _RUNNING:
-        raise InputError(f"{path}: runs itself while it is loaded; call it below `if __name__ == \"__main__\":`")
-    root = top_folder(file).parent if (file.parent / "__init__.py").is_file() else file.parent
-    spec = importlib.util.spec_from_file_location(
-        ".".join([*file.parent.relative_to(root).parts, f"{PREFIX}{path.stem}"]), path
-    )
+        raise InputError(f'{path}: runs itself while it is loaded; call it below `if __name__ == "__main__":`')
+    root = import_root(file)
+    name = ".".join([*file.parent.relative_to(root).parts, f"{PREFIX}{path.stem}"])
+    spec = importlib.util.spec_from_file_location(name, path)
     if path.suffix != ".py" or not path.is_file() or spec is None or spec.loader is None:
         raise InputError(f"{path}: must be a Python file, *.py")
     module = importlib.util.module_from_spec(spec)
@@ -60,28 +58,29 @@ def run_file(path: Path) -> ModuleType:
 
 
 def file_of_module(name: str) -> Path:
-    """Return the file that `python -m name` would run; its packages are imported.
+    """Return the file of a module as `python -m` finds it, which imports its packages.
 
     Raises:
-        InputError: there is no such module, or its package raises.
+        InputError: there is no such module, or a package raises.
     """
     _put_first(Path.cwd())
     try:
         spec = importlib.util.find_spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{name}.__main__")
     except Exception as error:  # of a package's code
         raise InputError(f"-m {name}: {type(error).__name__}: {_first_line(error)}") from error
     if spec is None or not spec.has_location:
         raise InputError(f"-m {name}: no such module in Python's path")
-    file = Path(spec.origin or "")
-    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return Path(os.path.relpath(spec.origin or ""))
+
+
+def import_root(file: Path) -> Path:
+    """Return the folder of a file, or that of the outermost package that holds it."""
+    return next(folder for folder in file.parents if not (folder / "__init__.py").is_file())
 
 
 def top_folder(file: Path) -> Path:
     """Return the folder of a file, or of the outermost package that holds it."""
-    packages = itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents)
-    return [file.parent, *packages][-1]
+    return (root := import_root(file)).joinpath(*file.parent.relative_to(root).parts[:1])
 
 
 @contextlib.contextmanager
@@ -156,7 +155,7 @@ def _place(error: BaseException | None, script: Path) -> tuple[Path, int] | None
 
 
 def users_file(filename: str, script: Path) -> Path | None:
-    """Return a file's path by the script's; None for a file outside of its folder or package, or of an installed one."""
+    """Return a file's path by the script's; None for one outside of its folder or package, or of an installed one."""
     file, resolved = Path(filename).resolve(), script.resolve()
     if file == resolved:
         return script

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,8 @@ def build(config: TrainerConfig, cluster: Cluster | None = None, program: Progra
     config = dataclasses.replace(config, best_metric=data.full_name(config.best_metric))
     if not replicas.in_one_process:
         train_digest = data.digests.get("train") or data.train.digest()  # of a stream, that of its first example
-        read = {"training data": train_digest, "test data": f"{[x for name, x in data.digests.items() if name != 'train']}"}
+        tests = [digest for name, digest in data.digests.items() if name != "train"]
+        read = {"training data": train_digest, "test data": ", ".join(tests)}
         from_where = program.name if program.path else "--dataset, --data-path"
         check_same({"programs": program_digest(program)}, replicas, "all must have the same run file")
         check_same(read, replicas, f"all must read the same ({from_where})")
@@ -144,24 +144,17 @@ def start_state(config: TrainerConfig, ddp: DataParallel, program: Program, line
     if path is None:
         return ddp.init()
     like = cast(ddp.functional.params, config.dtype), cast(ddp.functional.buffers, config.dtype)
+
+    def of_twin(tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert a state_dict of the program's torch model, which is imported only here, or what fits of it."""
+        from jaxddp.parity.convert.twin_files import to_jax
+
+        if some is not None:
+            check_values(tensors, tensors)
+            missing = {n: np.full(tuple(x.shape), np.nan) for n, x in program.get("torch_model")().state_dict().items()}
+            tensors = fitted(tensors, missing, f"--weights-partial {path}", some)
+        arrays = to_jax(tensors, program, ddp.functional.shapes)
+        return {name: x for name, x in arrays.items() if some is None or not np.isnan(x).any()}
+
     has_twin = program.get("torch_model") is not None and (some is None or program.get("names"))
-    convert = partial(_of_twin, program, ddp.functional.shapes, path, some) if has_twin else None
-    return ddp.init(*start_values(path, *like, convert, some))
-
-
-def _of_twin(
-    program: Program,
-    shapes: Mapping[str, tuple[int, ...]],
-    path: str,
-    lines: list[str] | None,
-    tensors: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Convert a state_dict of the program's torch model, which is imported only here, or what fits of it."""
-    from jaxddp.parity.convert.twin_files import to_jax
-
-    if lines is None:
-        return to_jax(tensors, program, shapes)
-    check_values(tensors, tensors)
-    missing = {n: np.full(tuple(x.shape), np.nan) for n, x in program.get("torch_model")().state_dict().items()}
-    arrays = to_jax(fitted(tensors, missing, f"--weights-partial {path}", lines), program, shapes)
-    return {name: array for name, array in arrays.items() if not np.isnan(array).any()}
+    return ddp.init(*start_values(path, *like, of_twin if has_twin else None, some))

@@ -62,7 +62,7 @@ def train(
                 _save(run, WEIGHTS_FILE, weights, log)
                 if (averaged := tester.averaged(state)) is not None:
                     _save(run, AVERAGED_FILE, run.weights(averaged), log)
-                if (best := saver.best(state)) is not None:
+                if checkpoints is not None and (best := checkpoints.best(run.ddp.unsharded(state))) is not None:
                     _save(run, BEST_FILE, run.weights(best, restored=True), log)
                     log.note(f"{BEST_FILE} has the weights of step {int(best.step)}")
         except TrainingError as error:

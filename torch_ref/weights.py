@@ -43,7 +43,8 @@ def load_weights(
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{option} {path}: not a readable safetensors file ({error})") from None
-    if lines is None and program is not None and program.get("flax_model") and tensors.keys() - module.state_dict().keys():
+    convert = lines is None and program is not None and program.get("flax_model")
+    if program is not None and convert and tensors.keys() - module.state_dict().keys():
         tensors = _of_twin(tensors, module, program)
     try:
         if lines is not None:

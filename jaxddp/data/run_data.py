@@ -102,11 +102,11 @@ def load_data(program: Program, config: TrainerConfig) -> RunData:
     if make is _source and config.steps_per_epoch is not None:
         what = f"is for streams, and {program.name}: train_data() has a length"
         raise InputError(f"{typed('steps_per_epoch', config.steps_per_epoch)}: {what}")
-    train = make(program, "train_data", data, config, program.get("augment"))
-    test_data = program.get("test_data")
-    sets = {} if test_data is None else _test_sets(f"{program.name}: test_data()", test_data(), train)
+    train = make(program, f"{program.name}: train_data()", data, config, program.get("augment"))
+    test_data, where = program.get("test_data"), f"{program.name}: test_data()"
+    sets = {} if test_data is None else _test_sets(where, test_data(), train)
     tests = {
-        prefix: _checked(_source(program, "test_data", of_set, config, place=f"[{prefix[:-1]!r}]" if prefix else ""))
+        prefix: _checked(_source(program, f"{where}[{prefix[:-1]!r}]" if prefix else where, of_set, config))
         for prefix, of_set in sets.items()
     }
     return RunData(_checked(train), tests, config.verify_data)
@@ -120,15 +120,14 @@ def _test_sets(where: str, data: Any, train: Source) -> dict[str, Any]:
     """
     if not isinstance(data, Mapping) or not data or not all(map(_is_data_set, data.values())):
         return {"": data}
-    entries = {f"{name.removesuffix(NONE)}".partition(WITHIN)[0] for name in train.example(0)}
+    entries = {name.removesuffix(NONE).partition(WITHIN)[0] for name in train.example(0)}
     if (shared := [name for name in data if name in entries]) and len(shared) < len(data):
         raise InputError(f"{where}: {', '.join(shared)}: is an entry of a training example; must be a test set's name")
     if shared:
         return {"": data}
     names = [f"{name}_" for name in data]
-    if not all(isinstance(n, str) and n.isidentifier() for n in data) or any(
-        a != b and a.startswith(b) for a in names for b in names
-    ):
+    alike = [name for name in names for beginning in names if name != beginning and name.startswith(beginning)]
+    if alike or not all(map(str.isidentifier, names)):
         raise InputError(f"{where}: {', '.join(map(str, data))}: test sets need names like clean and noisy_2")
     return dict(zip(names, data.values(), strict=True))
 
@@ -142,10 +141,7 @@ def _is_data_set(value: Any) -> bool:
     return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not hasattr(value, "dtype")
 
 
-def _source(
-    program: Program, function: str, data: Any, config: TrainerConfig, augment: Any = None, place: str = ""
-) -> Source:
-    where = f"{program.name}: {function}(){place}"
+def _source(program: Program, where: str, data: Any, config: TrainerConfig, augment: Any = None) -> Source:
     in_memory = isinstance(data, Mapping | tuple) and not is_mapped(example_arrays(data, where))
     if in_memory:
         arrays = to_arrays(data, where)
@@ -161,8 +157,7 @@ def _source(
     )
 
 
-def _stream(program: Program, function: str, data: Any, config: TrainerConfig, augment: Any) -> Source:
-    where = f"{program.name}: {function}()"
+def _stream(program: Program, where: str, data: Any, config: TrainerConfig, augment: Any) -> Source:
     if type(data).__name__.endswith("DataLoader"):
         raise InputError(f"{where}: is a {type(data).__name__}, which gives batches; return its dataset")
     if config.steps_per_epoch is None:
@@ -173,7 +168,7 @@ def _stream(program: Program, function: str, data: Any, config: TrainerConfig, a
         what = typed(given[0], getattr(config, given[0])) if given else f"{program.name}: sampler"
         raise InputError(f"{what}: needs examples with indices, and {where} is a stream")
     return StreamSource(
-        Stream(program.get(function), config.steps_per_epoch, config.global_batch_size, where, data),
+        Stream(program.get("train_data"), config.steps_per_epoch, config.global_batch_size, where, data),
         where,
         augment,
         program.get("collate"),

@@ -16,7 +16,6 @@ NO_TILES = "output tile sizes"  # what XLA says of a product of width 48, for in
 CUBLAS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False}  # leaves products to cuBLAS, which tiles any
 
 
-
 @dataclass(frozen=True)
 class CompiledStep:
     """A compiled training step.

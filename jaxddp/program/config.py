@@ -51,8 +51,16 @@ def config_class(program: Program, trainer: type[Config]) -> type[Config]:
     if known := [kind for kind in trainer.__subclasses__() if program.options and issubclass(kind, program.options)]:
         return known[0]
     fields = [(f.name, kinds[f.name], dataclasses.field(default=_default(f))) for f in own]
+
+    def make_plain(config: Any) -> None:  # as config.json has them
+        for name in kinds:
+            object.__setattr__(config, name, plain(getattr(config, name)))
+        super(made, config).__post_init__()
+
     names = {"OPTIONS": program.options, "PROGRAM": program, "__doc__": trainer.__doc__, "__reduce__": _reduced}
-    return dataclasses.make_dataclass(trainer.__name__, fields, bases=(trainer,), namespace=names, frozen=True)
+    names["__post_init__"] = make_plain
+    made: Any = dataclasses.make_dataclass(trainer.__name__, fields, bases=(trainer,), namespace=names, frozen=True)
+    return made
 
 
 def default_config(program: Program, trainer: type[Trainer]) -> Trainer:

@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -20,18 +20,14 @@ from jaxddp.scripts import run_file
 
 BUILT_IN = "jaxddp.programs.classifier"
 MIN_LENGTH, SIMILARITY = 6, 0.85  # least values at which a name counts as a misspelt one
-# Names of other trainers, and those of a run file for the same.
-SYNONYMS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("val_data", "valid_data", "validation_data", "eval_data", "dev_data"), ("test_data",)),
-    **dict.fromkeys(("val_dataset", "valid_dataset", "eval_dataset", "test_dataset", "test_set"), ("test_data",)),
-    **dict.fromkeys(("train_dataset", "training_data", "train_set"), ("train_data",)),
-    **dict.fromkeys(("loss_fn", "compute_loss"), ("flax_loss", "torch_loss")),
-    **dict.fromkeys(("compute_metrics", "eval_metrics"), ("metrics", "flax_metrics", "torch_metrics")),
-    **dict.fromkeys(("num_epochs", "n_epochs", "max_epochs", "num_train_epochs"), ("epochs",)),
-    **dict.fromkeys(("max_grad_norm", "grad_clip", "gradient_clip_val"), ("clip_grad_norm",)),
-    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), ("accumulation_steps",)),
-    **{"batch_size": ("global_batch_size",), "learning_rate": ("lr",), "collate_fn": ("collate",)},
-    **{"lr_scheduler": ("schedule", "torch_scheduler"), "callback": ("on_epoch_end",)},
+# Words of other trainers for the names of a run file.
+SYNONYMS = {
+    "test_data": ("val_data", "valid_data", "validation_data", "eval_data", "dev_data", "val_dataset", "test_dataset"),
+    "train_data": ("train_dataset", "training_data"),
+    **dict.fromkeys(("flax_loss", "torch_loss"), ("loss_fn",)),
+    **{"epochs": ("num_epochs", "n_epochs", "max_epochs"), "global_batch_size": ("batch_size",)},
+    **{"lr": ("learning_rate",), "collate": ("collate_fn",), "clip_grad_norm": ("max_grad_norm", "grad_clip")},
+    "accumulation_steps": ("gradient_accumulation_steps", "accumulate_grad_batches"),
 }
 # What an object is for that is no value of a flag.
 ADVICE = {
@@ -91,19 +87,19 @@ def built_in() -> Program:
 
 def _program(name: str, values: Mapping[str, Any], module: ModuleType | None = None) -> Program:
     try:
-        own, imported = ({}, {}) if module is None else _unused(module)
-        defaults = _defaults(values, own)
-        _check_spelling(values, own, imported)
+        unused = {} if module is None else _unused(module)
+        defaults = _defaults(values, unused)
+        _check_spelling(values, unused)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     return Program(name, {n: values[n] for n in NAMES if n in values}, defaults, values.get(OPTIONS))
 
 
-def _defaults(values: Mapping[str, Any], unused: Collection[str] = ()) -> dict[str, Any]:
+def _defaults(values: Mapping[str, Any], unused: Mapping[str, bool] | None = None) -> dict[str, Any]:
     """Return the trainers' flags that the names of a file set; `optimizer` may hold several in a `TrainConfig`.
 
     Args:
-        unused: names that the code of the file does not use, which therefore can only be meant as flags.
+        unused: see `_unused`; what is made for no use in the file must be meant as a flag.
 
     >>> sgd = TrainerConfig(optimizer="sgd", lr=0.1)
     >>> _defaults({"epochs": 3, "optimizer": sgd, "lr": 0.2, "output": "runs/a", "train_data": dict})
@@ -120,13 +116,13 @@ def _defaults(values: Mapping[str, Any], unused: Collection[str] = ()) -> dict[s
     for name in (f.name for f in dataclasses.fields(TrainerConfig) if f.name in values and f.name not in variables):
         value = plain(values[name])
         is_flag = value is None or type(value) in PLAIN
-        if not is_flag and (name not in unused or isinstance(value, TrainerConfig)):
+        if not is_flag and (not (unused or {}).get(name) or isinstance(value, TrainerConfig)):
             continue
         if not fits(value, kinds[name]):
             shown = f"{value!r}" if is_flag else getattr(value, "__name__", None) or shortened(f"{value}", 40)
             advice = "" if is_flag else ADVICE.get(name, "")
-            must = f"must be {described(kinds[name])}{advice}"
-            raise InputError(f"{name} = {shown}: is a flag of the trainers, and {must}")
+            must = f"is a flag of the trainers, and must be {described(kinds[name])}{advice}"
+            raise InputError(f"{name} = {shown}: {must}")
         given[name] = value
     return given
 
@@ -142,28 +138,27 @@ def _variables(values: Mapping[str, Any]) -> set[str]:
     return variables | (replaced_flags(values).keys() - {*OF_PORT})
 
 
-def _unused(module: ModuleType) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the objects that a file's code does not use, by name: those that it makes, and those that it imports."""
+def _unused(module: ModuleType) -> dict[str, bool]:
+    """Return the names of a file that its code does not use, and whether they are made there, and not imported."""
     nodes = list(ast.walk(ast.parse(Path(module.__file__ or "").read_bytes())))
     used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     used |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     made = {node.id for node in nodes if isinstance(node, ast.Name)}
     made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    rest = {n: x for n, x in vars(module).items() if n not in used and not isinstance(x, ModuleType) and n[0] != "_"}
-    own = {name: value for name, value in rest.items() if name in made}
-    return own, {name: value for name, value in rest.items() if name not in made}
+    names = {n for n, value in vars(module).items() if not isinstance(value, ModuleType) and not n.startswith("_")}
+    return {name: name in made for name in sorted(names - used)}
 
 
-def _check_spelling(values: Mapping[str, Any], own: Collection[str], imported: Collection[str]) -> None:
+def _check_spelling(values: Mapping[str, Any], unused: Mapping[str, bool]) -> None:
     """Raise if an unused name is almost one that the trainers know, or another word for it, whose default would stay.
 
     Args:
-        own, imported: names that the file does not use. Only one of its own may be misspelt.
+        unused: see `_unused`; what is imported is spelt as its module does.
     """
     known = {*NAMES, *(f.name for f in dataclasses.fields(TrainerConfig))} - _variables(values)
     absent = [name for name in known if name not in values and len(name) >= MIN_LENGTH]
-    for name in (name for name in (*own, *imported) if name not in known):
-        near = difflib.get_close_matches(name.lower(), absent, n=1, cutoff=SIMILARITY) if name in own else []
-        meant = [n for n in SYNONYMS.get(name, ()) if n in known]
+    for name in unused.keys() - known:
+        near = difflib.get_close_matches(name.lower(), absent, n=1, cutoff=SIMILARITY) if unused[name] else []
+        meant = [n for n, words in SYNONYMS.items() if name in words and n in known]
         if near or (meant and not values.keys() & meant):
             raise InputError(f"{name}: not a name of a run file; did you mean {' or '.join(near or meant)}?")

@@ -34,10 +34,7 @@ def asks_to_stop(returned: Any) -> bool:
     """Return whether what `on_epoch_end` returns ends the run.
 
     Raises:
-        InputError: it is text other than "stop", or True; numbers and objects of any other call are ignored.
-
-    >>> asks_to_stop("stop"), asks_to_stop(None), asks_to_stop(17)
-    (True, False, False)
+        InputError: it is text other than "stop", or True; what a call at its end happens to return is ignored.
     """
     if returned is True or (isinstance(returned, str) and returned != "stop"):
         raise InputError(f'on_epoch_end: must return None, or "stop" to end the run, and returns {returned!r}')

@@ -36,11 +36,15 @@ def test_each_set_has_the_metrics_that_it_has_alone(tmp_path: Path, capsys: pyte
 
 @RUNS
 @pytest.mark.parametrize(("metric", "count"), [("error", 2), ("clean_error", 2), ("noisy_error", 4)])
-def test_the_first_set_or_a_named_one_judges(metric: str, count: int, train: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_first_set_or_a_named_one_judges(
+    metric: str, count: int, train: Callable[..., Any], tmp_path: Path
+) -> None:
     """The error of the noisy set, which is negative, alone grows."""
     signed = "def signed(of, sign):\n    return {**of, 'sign': np.full(len(of['y']), sign)}\n\n\n"
     sets = "def test_data():\n    return {'clean': signed(data(21, 1), 1.0), 'noisy': signed(data(10, 2), -1.0)}\n"
-    path = write(tmp_path, (TEST, signed + sets), ('abs(outputs - batch["y"])', 'abs(outputs - batch["y"]) * batch["sign"]'))
+    path = write(
+        tmp_path, (TEST, signed + sets), ('abs(outputs - batch["y"])', 'abs(outputs - batch["y"]) * batch["sign"]')
+    )
     flags = {"early_stopping_patience": 1, "best_mode": "max", "best_metric": metric, "devices": 1}
     epochs = train(path, tmp_path / "run", epochs=4, weights=start(tmp_path), keep_best=True, **flags)
     assert "test_noisy_loss" in epochs[0] and "test_loss" not in epochs[0]
@@ -51,7 +55,9 @@ def test_the_first_set_or_a_named_one_judges(metric: str, count: int, train: Cal
 def test_a_set_whose_loss_is_not_finite_is_named(train: Callable[..., Any], tmp_path: Path) -> None:
     data = "{'clean': data(21, 1), 'noisy': {n: np.full_like(x, np.nan) for n, x in data(9, 2).items()}}"
     path = write(tmp_path, (TEST, f"def test_data():\n    return {data}\n"))
-    with pytest.raises(TrainingError, match=r"^test noisy_loss is nan at step .*test_data\(\)\['noisy'\]: example 0: x"):
+    with pytest.raises(
+        TrainingError, match=r"^test noisy_loss is nan at step .*test_data\(\)\['noisy'\]: example 0: x"
+    ):
         train(path, tmp_path / "run", epochs=1)
 
 

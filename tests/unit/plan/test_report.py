@@ -131,7 +131,7 @@ def test_a_product_that_triton_cannot_tile_is_left_to_cublas_and_the_report_says
 @pytest.mark.parametrize(("reason", "attempts"), [(NO_TILES, 2), ("RESOURCE_EXHAUSTED: shared memory", 1)])
 def test_what_xla_cannot_compile_at_all_is_one_line(reason: str, attempts: int) -> None:
     lowered = Lowered(reason, always=True)
-    with pytest.raises(InputError, match="^--batch-size 16: XLA cannot compile the step: ") as raised:
+    with pytest.raises(InputError, match=r"^--batch-size 16: XLA cannot compile the step: ") as raised:
         compiler_of(lowered).compile(16, {})
     assert len(lowered.asked) == attempts and "\n" not in str(raised.value)
 

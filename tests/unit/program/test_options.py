@@ -32,7 +32,28 @@ class Options:
 
 def flax_model(options): return options
 """
-FLAGS = "--act gelu --depth 4 --folder d/e --cache c --widths 1 2 --parts p q --shape 5 6 --folds b a".split()
+FLAGS = [
+    "--act",
+    "gelu",
+    "--depth",
+    "4",
+    "--folder",
+    "d/e",
+    "--cache",
+    "c",
+    "--widths",
+    "1",
+    "2",
+    "--parts",
+    "p",
+    "q",
+    "--shape",
+    "5",
+    "6",
+    "--folds",
+    "b",
+    "a",
+]
 VALUES = {
     **{"act": "gelu", "depth": 4, "folder": Path("d/e"), "cache": Path("c"), "widths": [1, 2]},
     **{"parts": [Path("p"), Path("q")], "shape": (5, 6), "folds": ("b", "a")},
@@ -83,11 +104,11 @@ def test_a_resumed_run_has_its_options_again_and_flags_override_them(run_file: s
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--act tanh", "--act tanh: expected gelu or relu"),
-        ("--depth 3", "--depth 3: expected 2 or 4 or None"),
+        ("--act tanh", "invalid choice 'tanh' for argument '--act'. Expected one of .*"),
+        ("--depth 3", "invalid choice '3' for argument '--depth'. Expected one of .*"),
         ("--widths 1 x", "Error parsing --widths: Could not find valid parse for arguments: .'1', 'x'."),
         ("--shape 1", "Missing value for argument '--shape'. Expected 2 values."),
-        ("--folds c", "--folds c: expected a or b"),
+        ("--folds c", "invalid choice 'c' for argument '--folds'. Expected one of .'a', 'b'.."),
     ],
 )
 def test_a_bad_value_is_refused_in_one_line(flags: str, message: str, run_file: str) -> None:
