@@ -36,9 +36,8 @@ def run_file(path: Path) -> ModuleType:
     if not path.exists():
         raise InputError(f"{path}: no such file")
     file = path.absolute()
+    refuse_itself(file)
     running = threading.get_ident(), file
-    if running in _RUNNING:
-        raise InputError(f'{path}: runs itself while it is loaded; call it below `if __name__ == "__main__":`')
     root = import_root(file)
     name = ".".join([*file.parent.relative_to(root).parts, f"{PREFIX}{path.stem}"])
     spec = importlib.util.spec_from_file_location(name, path)
@@ -55,6 +54,14 @@ def run_file(path: Path) -> ModuleType:
     finally:
         _RUNNING.remove(running)
     return module
+
+
+def refuse_itself(file: Path | None = None) -> None:
+    """Raise `InputError` if this thread is loading a file, or any one, whose top level calls this."""
+    for thread, loading in _RUNNING:
+        if thread == threading.get_ident() and file in (None, loading):
+            fix = 'call it below `if __name__ == "__main__":`'
+            raise InputError(f"{loading}: runs itself while it is loaded; {fix}")
 
 
 def file_of_module(name: str) -> Path:

@@ -62,7 +62,8 @@ def train(
                 _save(run, WEIGHTS_FILE, weights, log)
                 if (averaged := tester.averaged(state)) is not None:
                     _save(run, AVERAGED_FILE, run.weights(averaged), log)
-                if checkpoints is not None and (best := checkpoints.best(run.ddp.unsharded(state))) is not None:
+                like = run.ddp.unsharded(state) if config.keep_best else state
+                if checkpoints is not None and (best := checkpoints.best(like)) is not None:
                     _save(run, BEST_FILE, run.weights(best, restored=True), log)
                     log.note(f"{BEST_FILE} has the weights of step {int(best.step)}")
         except TrainingError as error:

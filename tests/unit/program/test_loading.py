@@ -110,7 +110,14 @@ def test_a_flag_that_the_optimizer_does_not_read_is_refused(tmp_path: Path) -> N
     check_flags(program := load_program(path), default_config(program, TrainerConfig))  # momentum is a variable
 
 
-@pytest.mark.parametrize("call", ["from jaxddp.train import run\nrun(__file__)", "load_program(__file__)"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "from jaxddp.train import run\nrun(__file__)",
+        "load_program(__file__)",
+        "from jaxddp.parity import check\ncheck(__file__)",
+    ],
+)
 def test_a_file_that_runs_itself_is_told_what_to_do(call: str, tmp_path: Path) -> None:
     path = write(tmp_path, f"from jaxddp.program import load_program\n{DATA}{call}\n")
     for _ in range(2):  # and the second time alike
