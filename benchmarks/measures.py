@@ -60,8 +60,7 @@ def costs(devices: Sequence[jax.Device], config: TrainConfig) -> dict[str, float
     per_epoch = run.loader.steps_per_epoch
     contender.train(per_epoch)
     epoch = min(contender.train(per_epoch).seconds for _ in range(5))
-    assert run.data.test is not None
-    state, test_set = contender.state(), run.ddp.place(run.data.test)
+    state, test_set = contender.state(), run.ddp.place(run.data.tests[""])
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         seconds = {
             "verification": _timed(lambda: run.ddp.verify(state)),

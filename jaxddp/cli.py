@@ -18,7 +18,7 @@ from jaxddp.config.ulimits import ulimits
 from jaxddp.errors import BAD_INPUT, INTERRUPTED, InputError, TrainingError, exit_code, reason, tell, tells_of_memory
 from jaxddp.flags import parse_plain, value_of
 from jaxddp.program import Program, built_in, check_flags, default_config, load_program
-from jaxddp.scripts import refuse_exits
+from jaxddp.scripts import file_of_module, refuse_exits
 from jaxddp.tracking.kept_program import check_program
 from jaxddp.tracking.run_folder import CONFIG_FILE, load_config
 
@@ -62,16 +62,18 @@ def parse_run(config_class: type[Config], argv: Sequence[str], prog: str, defaul
 
 
 def program_of_flags(argv: Sequence[str]) -> tuple[Program, list[str]]:
-    """Load the run file that the first argument names, or the built-in program; return the other arguments too.
+    """Load the run file that the first argument or `-m MODULE` names, or the built-in program; return the rest too.
 
     Raises:
         InputError: the file cannot be used.
     """
-    first = next((word for word in argv if word not in HELP), "-")
+    place = next((number for number, word in enumerate(argv) if word not in HELP), len(argv))
+    first, *rest = argv[place:] or ["-"]
+    if first == "-m" and rest:
+        return load_program(file_of_module(rest[0])), [*argv[:place], *rest[1:]]
     if first.startswith("-"):
         return built_in(), list(argv)
-    place = list(argv).index(first)
-    return load_program(first), [*argv[:place], *argv[place + 1 :]]
+    return load_program(first), [*argv[:place], *rest]
 
 
 def program_and_flags(argv: Sequence[str], trainer: type[Config], prog: str) -> tuple[Program, Config]:
@@ -93,7 +95,8 @@ def program_and_flags(argv: Sequence[str], trainer: type[Config], prog: str) -> 
         default = default_config(program, trainer)
         config = parse_run(type(default), flags, f"{prog} {program.file_name}" if program.path else prog, default)
     check_flags(program, config)
-    given = {name: getattr(config, name) for name in ("output", "resume", "weights")} if moved else {}
+    names = ("output", "resume", "weights", "weights_partial") if moved else ()
+    given = {name: getattr(config, name) for name in names}
     paths: dict[str, Any] = {name: f"{start / path}" for name, path in given.items() if path}
     return program, dataclasses.replace(config, **paths)
 

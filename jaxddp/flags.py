@@ -10,12 +10,13 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from types import NoneType
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from jaxddp.config.checks import flag
+from jaxddp.config.kinds import restored
 from jaxddp.errors import InputError
 
 Options = TypeVar("Options")  # a dataclass
@@ -86,7 +87,10 @@ def _boxes(config_class: type, groups: Sequence[type], default: Any) -> Any:
     """Return a dataclass with one field per group, which tyro shows as one box each in the help."""
 
     def box(group: type) -> tuple[str, type, Any]:
-        values = {field.name: getattr(default, field.name) for field in dataclasses.fields(group) if field.init}
+        kinds = get_type_hints(group)
+        values = {
+            f.name: restored(getattr(default, f.name), kinds[f.name]) for f in dataclasses.fields(group) if f.init
+        }
         return _title(config_class, group), group, dataclasses.field(default_factory=partial(group, **values))
 
     boxes: Any = dataclasses.make_dataclass(config_class.__name__, map(box, groups))

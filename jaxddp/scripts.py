@@ -16,29 +16,76 @@ from jaxddp.errors import PATIENCE, InputError, described, telling
 PACKAGES = Path(__file__).resolve().parent
 NOT_USERS = (PACKAGES, PACKAGES.parent / "torch_ref", *(Path(path).resolve() for path in (sys.prefix, sys.base_prefix)))
 
+PREFIX = "run_"  # of the names of the modules that files become
 _FOLDERS: set[Path] = set()  # of the files that have run
+_RUNNING: set[tuple[int, Path]] = set()  # threads and the files whose top level they run
 
 
 def run_file(path: Path) -> ModuleType:
     """Run a Python file and return it as a module.
 
     The file's folder is put first on `sys.path` for good, so that the file and its functions can import modules beside
-    it. Modules of the same names that files in other folders have imported are imported anew.
+    it. Modules of the same names that files in other folders have imported are imported anew. A file in a package may
+    import from it as its modules do.
 
     Raises:
-        InputError: the file is missing, is not a Python file, or raises.
+        InputError: the file is missing, is not a Python file, raises, or runs itself.
     """
     if not path.exists():
         raise InputError(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location(f"run_{path.stem}", path)
+    file = path.absolute()
+    refuse_itself(file)
+    running = threading.get_ident(), file
+    root = import_root(file)
+    name = ".".join([*file.parent.relative_to(root).parts, f"{PREFIX}{path.stem}"])
+    spec = importlib.util.spec_from_file_location(name, path)
     if path.suffix != ".py" or not path.is_file() or spec is None or spec.loader is None:
         raise InputError(f"{path}: must be a Python file, *.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
-    _put_first(path.parent.absolute())
-    with errors_located(path), _place_told(path):
-        spec.loader.exec_module(module)
+    for folder in dict.fromkeys((root, file.parent)):
+        _put_first(folder)
+    _RUNNING.add(running)
+    try:
+        with errors_located(path), _place_told(path):
+            spec.loader.exec_module(module)
+    finally:
+        _RUNNING.remove(running)
     return module
+
+
+def refuse_itself(file: Path | None = None) -> None:
+    """Raise `InputError` if this thread is loading a file, or any one, whose top level calls this."""
+    for thread, loading in _RUNNING:
+        if thread == threading.get_ident() and file in (None, loading):
+            fix = 'call it below `if __name__ == "__main__":`'
+            raise InputError(f"{loading}: runs itself while it is loaded; {fix}")
+
+
+def file_of_module(name: str) -> Path:
+    """Return the file of a module as `python -m` finds it, which imports its packages.
+
+    Raises:
+        InputError: there is no such module, or a package raises.
+    """
+    _put_first(Path.cwd())
+    try:
+        spec = importlib.util.find_spec(name)
+    except Exception as error:  # of a package's code
+        raise InputError(f"-m {name}: {described(error)}") from error
+    if spec is None or not spec.has_location:
+        raise InputError(f"-m {name}: no such module in Python's path")
+    return Path(os.path.relpath(spec.origin or ""))
+
+
+def import_root(file: Path) -> Path:
+    """Return the folder of a file, or that of the outermost package that holds it."""
+    return next(folder for folder in file.parents if not (folder / "__init__.py").is_file())
+
+
+def top_folder(file: Path) -> Path:
+    """Return the folder of a file, or of the outermost package that holds it."""
+    return (root := import_root(file)).joinpath(*file.parent.relative_to(root).parts[:1])
 
 
 def _place_told(path: Path) -> contextlib.AbstractContextManager[None]:
@@ -105,11 +152,13 @@ def _place(error: BaseException | None, script: Path) -> tuple[Path, int] | None
 
 
 def users_file(filename: str, script: Path) -> Path | None:
-    """Return a file's path beside the script's; None for a file outside of its folder, or of an installed package."""
-    file, folder = Path(filename).resolve(), script.resolve().parent
-    if file == script.resolve():
+    """Return a file's path by the script's; None for one outside of its folder or package, or of an installed one."""
+    file, resolved = Path(filename).resolve(), script.resolve()
+    if file == resolved:
         return script
-    return None if _is_installed(file) or not file.is_relative_to(folder) else script.parent / file.relative_to(folder)
+    if _is_installed(file) or not file.is_relative_to(top_folder(resolved)):
+        return None
+    return Path(os.path.normpath(script.parent / os.path.relpath(file, resolved.parent)))
 
 
 def _is_installed(file: Path) -> bool:

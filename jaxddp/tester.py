@@ -11,6 +11,7 @@ from jaxddp.distributed.stall import StallWatch
 from jaxddp.errors import NotFiniteError
 from jaxddp.nn.functional import Functional
 from jaxddp.program import asks_for, bound
+from jaxddp.program.losses import asks_to_stop
 from jaxddp.state import TrainState
 from jaxddp.step.batch_statistics import LAYERS
 from jaxddp.step.metrics import means
@@ -33,7 +34,7 @@ class Tester:
     def __init__(self, run: Run, log: RunLog, stall: StallWatch, stopping: Stopping, start_step: int):
         self._run, self._log, self._stall, self._stopping = run, log, stall, stopping
         stall.doing(f"the reading of {run.program.name}'s test examples")
-        self._test_set = None if run.data.test is None else run.ddp.place(run.data.test)
+        self._test_sets = {prefix: run.ddp.place(source) for prefix, source in run.data.tests.items()}
         self._period = run.config.evaluation_period
         self._seen, self._due = start_step, False
         self._agreed = Agreement(run.ddp.replicas, delay=0)
@@ -42,29 +43,30 @@ class Tester:
     def begin(self, state: TrainState) -> None:
         """Check `--best-metric` before the first step, if the run depends on it."""
         config = self._run.config
-        if config.judges and config.best_metric != "loss" and self._test_set is not None:
+        if config.judges and config.best_metric != "loss" and self._test_sets:
             Stopping(config).tested(self.metrics(state))
 
     def due(self, step: int) -> bool:
         """Return whether a test is due after this step, within an epoch or at its end; call it once per dispatch."""
         before, self._seen = self._seen, step
-        self._due = self._test_set is not None and self._period.passed("steps", before, step)
+        self._due = bool(self._test_sets) and self._period.passed("steps", before, step)
         return self._due
 
     def metrics(self, state: TrainState) -> dict[str, float]:
-        """Compute means over the test set; none, if the program has no test set.
+        """Compute means over each test set; none, if the program has no test set.
 
         Raises:
             NotFiniteError: the loss is not finite; the last update comes after the last training loss.
         """
-        if self._test_set is None:
-            return {}
-        self._stall.doing(f"the test after step {int(state.step)}")
-        metrics = means(jax.device_get(self._run.ddp.evaluate_placed(state, self._test_set)))
-        if self._run.program.get("flax_loss") is None:
-            del metrics["loss"]
-        if not math.isfinite(metrics.get("loss", 0.0)):
-            raise NotFiniteError(f"test loss is {metrics['loss']} at step {int(state.step)}")
+        metrics: dict[str, float] = {}
+        for prefix, test_set in self._test_sets.items():
+            self._stall.doing(f"the test after step {int(state.step)}")
+            of_set = means(jax.device_get(self._run.ddp.evaluate_placed(state, test_set)))
+            if self._run.program.get("flax_loss") is None:
+                del of_set["loss"]
+            if not math.isfinite(of_set.get("loss", 0.0)):
+                raise NotFiniteError(f"test {prefix}loss is {of_set['loss']} at step {int(state.step)}")
+            metrics |= {prefix + name: value for name, value in of_set.items()}
         return metrics
 
     def averaged(self, state: TrainState) -> TrainState | None:
@@ -96,7 +98,7 @@ class Tester:
         due = self._due or self._period.passed("epochs", epoch, epoch + 1) or epoch + 1 == config.epochs
         test, averaged = self._tested(state) if due else ({}, None)
         self._log.epoch(int(state.step), epoch + 1, train, test, speed, averaged)
-        shown = test or ({} if self._test_set is not None else train)
+        shown = test or ({} if self._test_sets else train)
         if shown:
             state = self._judged(state, shown)
         if self._on_epoch_end is not None:
@@ -110,7 +112,8 @@ class Tester:
     def _judged(self, state: TrainState, metrics: dict[str, float]) -> TrainState:
         value = self._stopping.tested(metrics) if self._run.config.judges else None
         if self._run.ddp.rates(state):  # of a plateau, which the program's optimizer may have, too
-            state = self._run.ddp.observed(state, metrics["loss"] if value is None else value)
+            loss = self._run.data.full_name("loss")
+            state = self._run.ddp.observed(state, metrics[loss] if value is None else value)
         return state
 
     def _tell(self, state: TrainState, epoch: int, metrics: dict[str, float]) -> None:
@@ -119,7 +122,7 @@ class Tester:
             given["weights"] = self._run.weights(state)
         stop = False
         if self._run.is_first:
-            stop = bound(self._on_epoch_end, **given)(epoch + 1, int(state.step), metrics) == "stop"
+            stop = asks_to_stop(bound(self._on_epoch_end, **given)(epoch + 1, int(state.step), metrics))
         self._stopping.asked = bool(self._agreed(int(stop)))
 
 

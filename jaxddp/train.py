@@ -147,6 +147,7 @@ def train_alone_or_joined(
                 ),
                 notes=[
                     *frozen_notes(map(torch_name, run.ddp.frozen_parameters)),
+                    *run.lines,
                     *changes,
                     *([] if config.resume is None else program_changes(Path(config.resume), run.program)),
                 ],
@@ -194,7 +195,7 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
     check_same_epochs(folder, run.loader.steps_per_epoch)
     check_same({"newest checkpoints": f"{checkpoints.latest_step}"}, replicas, f"{where} must be readable by all")
     if checkpoints.latest_step is None:  # the run ended before its first checkpoint
-        return checkpoints, start_state(run.config, run.ddp, run.program), {}
+        return checkpoints, start_state(run.config, run.ddp, run.program, run.lines), {}
     restored = checkpoints.restore(run.ddp.unsharded(run.start))
     step = int(restored.step)
     notes = checkpoints.notes(step)

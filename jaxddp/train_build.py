@@ -1,15 +1,18 @@
 """The parts of a run, built of its program and its configuration."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
+
+import numpy as np
 
 from jaxddp import optim
 from jaxddp.config import TrainerConfig
 from jaxddp.data.batches import of_batches
 from jaxddp.data.order import Sampler
 from jaxddp.data.run_data import RunData, load_data
+from jaxddp.data.weight_files import check_values, fitted
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.agreement import check_same
 from jaxddp.distributed.cluster import Cluster
@@ -48,9 +51,11 @@ def build(config: TrainerConfig, cluster: Cluster | None = None, program: Progra
     config.per_replica_batch_size(replicas.world_size)
     program = program.bound(config).located()
     data = load_data(program, config)
+    config = dataclasses.replace(config, best_metric=data.full_name(config.best_metric))
     if not replicas.in_one_process:
         train_digest = data.digests.get("train") or data.train.digest()  # of a stream, that of its first example
-        read = {"training data": train_digest, "test data": data.digests.get("test", "")}
+        tests = [digest for name, digest in data.digests.items() if name != "train"]
+        read = {"training data": train_digest, "test data": ", ".join(tests)}
         from_where = program.name if program.path else "--dataset, --data-path"
         check_same({"programs": program_digest(program)}, replicas, "all must have the same run file")
         check_same(read, replicas, f"all must read the same ({from_where})")
@@ -60,9 +65,10 @@ def build(config: TrainerConfig, cluster: Cluster | None = None, program: Progra
         raise InputError(str(error).replace("global_batch_size", "--global-batch-size")) from None
     with program.naming():
         ddp = data_parallel(program, config, data, replicas, loader.steps_per_epoch)
-        if data.test is not None:
-            ddp.check_evaluation(data.test)
-    start = ddp.init() if config.resume is not None else start_state(config, ddp, program)
+        for test in data.tests.values():
+            ddp.check_evaluation(test)
+    lines: list[str] = []
+    start = ddp.init() if config.resume is not None else start_state(config, ddp, program, lines)
     try:
         smallest = loader.smallest_batch()
         ddp.check(start, smallest)
@@ -75,7 +81,7 @@ def build(config: TrainerConfig, cluster: Cluster | None = None, program: Progra
         advice = "choose another size" if config.join else "choose another size, or --drop-last-batch"
         raise InputError(f"--global-batch-size {config.global_batch_size}: {error}; {advice}") from None
     throughput = Throughput(tokens_in(data.example()), workers=config.data_workers > 0)
-    return Run(config, program, data, loader, ddp, start, throughput)
+    return Run(config, program, data, loader, ddp, start, throughput, lines)
 
 
 def data_parallel(
@@ -128,17 +134,27 @@ def make_loader(config: TrainerConfig, data: RunData, replicas: Replicas, sample
     return loader
 
 
-def start_state(config: TrainerConfig, ddp: DataParallel, program: Program) -> TrainState:
-    """Return the state before the first step, with the values of --weights or of the model."""
-    if config.weights is None:
+def start_state(config: TrainerConfig, ddp: DataParallel, program: Program, lines: list[str]) -> TrainState:
+    """Return the state before the first step, with the values of a file of weights or of the model.
+
+    Args:
+        lines: gets a line on what --weights-partial leaves out.
+    """
+    path, some = config.weights or config.weights_partial, lines if config.weights_partial else None
+    if path is None:
         return ddp.init()
     like = cast(ddp.functional.params, config.dtype), cast(ddp.functional.buffers, config.dtype)
-    convert = None if program.get("torch_model") is None else partial(_of_twin, program, ddp.functional.shapes)
-    return ddp.init(*start_values(config.weights, *like, convert))
 
+    def of_twin(tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert a state_dict of the program's torch model, which is imported only here, or what fits of it."""
+        from jaxddp.parity.convert.twin_files import to_jax
 
-def _of_twin(program: Program, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a state_dict of the program's torch model, which is imported only here."""
-    from jaxddp.parity.convert.twin_files import to_jax
+        if some is not None:
+            check_values(tensors, tensors)
+            missing = {n: np.full(tuple(x.shape), np.nan) for n, x in program.get("torch_model")().state_dict().items()}
+            tensors = fitted(tensors, missing, f"--weights-partial {path}", some)
+        arrays = to_jax(tensors, program, ddp.functional.shapes)
+        return {name: x for name, x in arrays.items() if some is None or not np.isnan(x).any()}
 
-    return to_jax(tensors, program, shapes)
+    has_twin = program.get("torch_model") is not None and (some is None or program.get("names"))
+    return ddp.init(*start_values(path, *like, of_twin if has_twin else None, some))

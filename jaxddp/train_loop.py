@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE = "model.safetensors"
 AVERAGED_FILE = "model_averaged.safetensors"
+BEST_FILE = "model_best.safetensors"
 MANY_SHAPES = 16  # of batches, from which on compiling is likely to take longer than training
 TOO_MANY = "step {step}: {shapes} shapes of batch so far, a program compiled for each; pad to fewer in `collate`"
 
@@ -61,6 +62,10 @@ def train(
                 _save(run, WEIGHTS_FILE, weights, log)
                 if (averaged := tester.averaged(state)) is not None:
                     _save(run, AVERAGED_FILE, run.weights(averaged), log)
+                like = run.ddp.unsharded(state) if config.keep_best else state
+                if checkpoints is not None and (best := checkpoints.best(like)) is not None:
+                    _save(run, BEST_FILE, run.weights(best, restored=True), log)
+                    log.note(f"{BEST_FILE} has the weights of step {int(best.step)}")
         except TrainingError as error:
             raise saver.with_last_good(error) from None
     ending = *filter(None, [stopping.reason]), config.agreement

@@ -10,7 +10,7 @@ from jaxddp.errors import InputError, check_name
 
 STRATEGIES = ("ddp", "manual", "single")
 # Options without effect here: one checkpoint is kept, and torch waits for its ranks as long as it chooses.
-ONLY_JAXDDP = ("steps_per_dispatch", "stall_timeout", "join_timeout", "keep_checkpoints", "keep_best")
+ONLY_JAXDDP = ("steps_per_dispatch", "stall_timeout", "join_timeout", "keep_checkpoints")
 STRATEGIES_OF = {
     "comm_hook": ("ddp",),
     "detect_anomaly": ("ddp",),

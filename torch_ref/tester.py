@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from jaxddp.errors import NotFiniteError
 from jaxddp.program import asks_for, bound
+from jaxddp.program.losses import asks_to_stop
 from jaxddp.tracking.run_log import RunLog, by_split
 from jaxddp.tracking.stopping import Stopping
 from torch_ref.local_sgd import shown as mean_shown
@@ -39,7 +40,7 @@ class Tester:
     def due(self) -> bool:
         """Return whether a test is due after the last step."""
         step = self._run.state.step
-        return self._run.data.test is not None and self._period.passed("steps", step - 1, step)
+        return bool(self._run.data.tests) and self._period.passed("steps", step - 1, step)
 
     def within_epoch(self, epoch: int) -> None:
         """Test and log between two steps of an epoch."""
@@ -56,7 +57,7 @@ class Tester:
         due = self.due() or self._period.passed("epochs", epoch, epoch + 1) or epoch + 1 == config.epochs
         test, averaged = self._tested() if due else ({}, None)
         self._log.epoch(state.step, epoch + 1, train, test, speed, averaged)
-        shown = test or ({} if run.data.test is not None else train)
+        shown = test or ({} if run.data.tests else train)
         if shown:
             self._judge(shown)
         self._tell(epoch, by_split(train=train, test=test, averaged=averaged or {}))
@@ -79,15 +80,17 @@ class Tester:
     def _tested(self) -> tuple[dict[str, float], dict[str, float] | None]:
         run, step = self._run, self._run.state.step
         test = run.evaluate(run.state.module)
-        if not math.isfinite(test.get("loss", 0.0)):
-            raise NotFiniteError(f"test loss is {test['loss']} at step {step}")
+        for name in (f"{prefix}loss" for prefix in run.data.tests):
+            if not math.isfinite(test.get(name, 0.0)):
+                raise NotFiniteError(f"test {name} is {test[name]} at step {step}")
         average = self.average()
         return test, None if average is None else run.evaluate(average)
 
     def _judge(self, metrics: dict[str, float]) -> None:
         value = self._stopping.tested(metrics) if self._run.config.judges else None
         if self._run.state.plateau is not None:
-            self._run.state.plateau.step(metrics["loss"] if value is None else value)
+            loss = self._run.data.full_name("loss")
+            self._run.state.plateau.step(metrics[loss] if value is None else value)
 
     def _tell(self, epoch: int, metrics: dict[str, float]) -> None:
         run, tell = self._run, self._run.program.get("on_epoch_end")
@@ -97,7 +100,7 @@ class Tester:
         with mean_shown(run.state.module, run.config, run.world):
             if asks_for(tell, "weights"):
                 given["weights"] = arrays_of(run.state.module)
-        asked = run.world.rank == 0 and bound(tell, **given)(epoch + 1, run.state.step, metrics) == "stop"
+        asked = run.world.rank == 0 and asks_to_stop(bound(tell, **given)(epoch + 1, run.state.step, metrics))
         self._stopping.asked = bool(run.world.broadcast_object(asked))
 
 

@@ -92,6 +92,7 @@ def train(world: World, config: TorchTrainerConfig) -> None:
                 title=run_title(run.program, config, num_replicas(config), _framework(run), OPTIMIZERS),
                 notes=[
                     *frozen_notes(name for name, p in run.state.module.named_parameters() if not p.requires_grad),
+                    *run.lines,
                     *changes,
                 ],
                 examples_per_epoch=run.loader.examples_per_epoch,
@@ -124,6 +125,7 @@ def build(world: World, config: TorchTrainerConfig) -> Run:
     """
     program = program_of(config)
     data = load_data(program, config)
+    config = dataclasses.replace(config, best_metric=data.full_name(config.best_metric))
     _check_same_stream(data, world)
     replicas = num_replicas(config)
     ranks = range(replicas) if config.strategy == "single" else [world.rank]
@@ -136,8 +138,9 @@ def build(world: World, config: TorchTrainerConfig) -> Run:
     else:
         _check_batch_norm(config, loader, module, loss_fn)
     config.check_square(sum(p.numel() for p in module.parameters() if p.requires_grad))
-    if config.weights is not None and not _has_checkpoint(config):
-        load_weights(config.weights, module, program)
+    lines: list[str] = []
+    if (path := config.weights or config.weights_partial) is not None and not _has_checkpoint(config):
+        load_weights(path, module, program, lines if config.weights_partial else None)
     optimizer, scheduler, step = _optimizer(program, config, module, loader, world)
     averaged, scaler = (
         averaged_model(module, config.ema_decay, config.swa_start is not None),
@@ -149,12 +152,12 @@ def build(world: World, config: TorchTrainerConfig) -> Run:
     replica = module
     if step is None:
         replica = wrap(WithLoss(module, loss_fn, config.remat), world, config.strategy, config.buffers, unused)
-    tests = () if data.test is None else EvaluationBatches(data.test, config, world)
+    tests = {prefix: EvaluationBatches(source, config, world) for prefix, source in data.tests.items()}
     gradient_log = GradientLog(module, world, config)
     test_loss = autocast(evaluation_of(program, loss_of(program)), config.amp)
     parts = replica, state, loss_fn, test_loss, gradient_log, step
     throughput = Throughput(tokens_in(data.example()), workers=config.data_workers > 0)
-    return Run(config, program, world, data, loader, tests, *parts, throughput)
+    return Run(config, program, world, data, loader, tests, *parts, throughput, lines)
 
 
 def _optimizer(

@@ -17,6 +17,7 @@ from jaxddp.tracking.resumed import notes_of_run
 from jaxddp.tracking.run_log import RunLog
 from jaxddp.tracking.stopping import Stopping
 from jaxddp.tracking.throughput import Throughput
+from torch_ref.best_weights import BestWeights
 from torch_ref.checkpoint import CHECKPOINT_FILE, of_others, save_checkpoint
 from torch_ref.config import TorchTrainerConfig
 from torch_ref.data_parallel import loss_within
@@ -52,7 +53,8 @@ class Run:
     world: World
     data: RunData
     loader: Loader
-    test_batches: Iterable[Batch]
+    test_batches: Mapping[str, Iterable[Batch]]
+    """Batches of each test set, by the beginning of its metrics' names."""
     model: nn.Module
     """Replica, with the module wrapped by DDP, for instance."""
     state: TrainState
@@ -65,6 +67,8 @@ class Run:
     step: ProgramStep | None = None
     """The program's step; None: `torch_ref.step.train_step`."""
     throughput: Throughput = field(default_factory=Throughput)
+    lines: list[str] = field(default_factory=list)
+    """Lines below the title, on what --weights-partial leaves out."""
 
     @property
     def saved_config(self) -> TorchTrainerConfig:
@@ -82,13 +86,14 @@ class Run:
         return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
     def evaluate(self, module: nn.Module) -> dict[str, float]:
-        """Compute means over the test set; none, if the program has no test set."""
-        if self.data.test is None:
-            return {}
-        with shown(module, self.config, self.world):
-            metrics = evaluate(module, self.test_batches, self.world, self.test_loss)
-        if self.program.get("torch_loss") is None:
-            del metrics["loss"]
+        """Compute means over each test set; none, if the program has no test set."""
+        metrics: dict[str, float] = {}
+        for prefix, batches in self.test_batches.items():
+            with shown(module, self.config, self.world):
+                of_set = evaluate(module, batches, self.world, self.test_loss)
+            if self.program.get("torch_loss") is None:
+                del of_set["loss"]
+            metrics |= {prefix + name: value for name, value in of_set.items()}
         return metrics
 
 
@@ -97,7 +102,7 @@ def train_epochs(run: Run, log: RunLog, notes: Mapping[str, Any] | None = None) 
     config, state, steps_per_epoch = run.config, run.state, run.loader.steps_per_epoch
     started = time.perf_counter()
     stopping = Stopping(config, notes)
-    tester = Tester(run, log, stopping)
+    tester, best = Tester(run, log, stopping), BestWeights(run, log, notes or {})
     metrics = run.evaluate(state.module)
     tester.begin(metrics)
     for epoch in range(state.step // steps_per_epoch, config.epochs):
@@ -107,10 +112,11 @@ def train_epochs(run: Run, log: RunLog, notes: Mapping[str, Any] | None = None) 
         if state.step % steps_per_epoch:  # stopped early
             metrics = run.evaluate(state.module)
             break
-        metrics = tester.after_epoch(epoch, train_means, speed) or metrics
+        metrics = tester.after_epoch(epoch, train_means, speed)
         if config.checkpoint_period.passed("epochs", epoch, epoch + 1):
-            keep(run, log, stopping)
-    keep(run, log, stopping)
+            keep(run, log, stopping, best, metrics)
+    metrics = metrics or run.evaluate(state.module)
+    keep(run, log, stopping, best, metrics)
     average = tester.average()
     with shown(state.module, config, run.world):
         if config.output is not None and run.world.rank == 0:
@@ -118,6 +124,7 @@ def train_epochs(run: Run, log: RunLog, notes: Mapping[str, Any] | None = None) 
                 save_weights(Path(config.output) / WEIGHTS_FILE, state.module)
                 if average is not None:
                     save_weights(Path(config.output) / AVERAGED_FILE, average)
+    best.tell()
     ending = *filter(None, [stopping.reason]), config.agreement
     log.summary(metrics, time.perf_counter() - started, *ending, speed=run.throughput.lines(run.peak_memory()))
 
@@ -201,17 +208,23 @@ def report(run: Run, epoch: int, steps: list[Sums], log: RunLog) -> list[dict[st
     return reduced
 
 
-def keep(run: Run, log: RunLog, stopping: Stopping) -> None:
-    """Verify the replicas and, if there is a run folder, write the log's records and a checkpoint to the disk."""
+def keep(run: Run, log: RunLog, stopping: Stopping, best: BestWeights, metrics: Mapping[str, float]) -> None:
+    """Verify the replicas and, if there is a run folder, write the log's records and a checkpoint to the disk.
+
+    Args:
+        metrics: those of the test after this step; none if it was not tested.
+    """
     verify(run)
     if run.config.output is None:
         return
+    best.tested(metrics)
     consolidate(run.state.optimizer)
     ranks_differ = run.config.buffers == "local" or run.config.start_local_sgd_iter is not None
     others = of_others(run.state, run.world) if ranks_differ else []
     if run.world.rank == 0:
         log.sync()
         notes = notes_of_run(run.saved_config, run.data.digests, log.records) | {"stopping": stopping.notes}
+        notes["best"] = best.notes
         notes |= run.data.position(run.state.step)
         with log.writing():
             save_checkpoint(Path(run.config.output) / CHECKPOINT_FILE, run.state, others, notes)

@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from jaxddp.data.weight_files import check_types, check_values, read_types
+from jaxddp.data.weight_files import check_types, check_values, fitted, read_types
 from jaxddp.errors import InputError, differences, reason
 from jaxddp.files import write_atomically
 from jaxddp.program import Program
@@ -24,31 +24,38 @@ def arrays_of(module: nn.Module) -> dict[str, np.ndarray]:
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in module.state_dict().items()}
 
 
-def load_weights(path: str | Path, module: nn.Module, program: Program | None = None) -> None:
+def load_weights(
+    path: str | Path, module: nn.Module, program: Program | None = None, lines: list[str] | None = None
+) -> None:
     """Load a .safetensors file into a module, in the module's dtype.
 
     Args:
         program: if its JAX model has other names, a file with these is converted; None: it is refused.
+        lines: with --weights-partial, gets a line on what is left out, by torch's names; None: nothing may be.
 
     Raises:
         InputError: the file is missing, or not a safetensors file; or tensors are missing, left over, or of another
             shape, and the message lists all of them; or a tensor has another type, or values that are not finite.
     """
-    types = read_types(path, "--weights")
+    option = "--weights" if lines is None else "--weights-partial"
+    types = read_types(path, option)
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"--weights {path}: not a readable safetensors file ({reason(error)})") from None
-    if program is not None and program.get("flax_model") and tensors.keys() - module.state_dict().keys():
+        raise InputError(f"{option} {path}: not a readable safetensors file ({reason(error)})") from None
+    convert = lines is None and program is not None and program.get("flax_model")
+    if program is not None and convert and tensors.keys() - module.state_dict().keys():
         tensors = _of_twin(tensors, module, program)
-    if problems := differences(tensors, module.state_dict()):
-        raise InputError(f"--weights {path}: does not fit the model: {'; '.join(problems)}")
     try:
+        if lines is not None:
+            tensors = fitted(tensors, module.state_dict(), f"{option} {path}", lines)
+        if problems := differences(tensors, module.state_dict()):
+            raise InputError(f"does not fit the model: {'; '.join(problems)}")
         check_types(types, {name: tensor.is_floating_point() for name, tensor in module.state_dict().items()})
         module.load_state_dict(tensors)
         check_values(tensors, {name: tensor.cpu().numpy() for name, tensor in module.state_dict().items()})
     except InputError as error:
-        raise InputError(f"--weights {path}: {error}") from None
+        raise InputError(f"{option} {path}: {error}") from None
 
 
 def _of_twin(tensors: dict[str, Tensor], module: nn.Module, program: Program) -> dict[str, Tensor]:

@@ -193,6 +193,20 @@ class Checkpoints:
                 return state
         raise InputError(f"--resume {self._folder.parent}: {listed(problems)}; none is intact")
 
+    def best(self, like: TrainState) -> TrainState | None:
+        """Load the checkpoint with the best note, as `restore` does the newest; None if none has such a note.
+
+        Raises:
+            TrainingError: it is damaged.
+        """
+        self.wait()
+        for step in self._best(self.steps):
+            try:
+                return self._restored(step, like)
+            except DamagedError as error:
+                raise TrainingError(f"the best checkpoint, of step {step}, is damaged ({error})") from None
+        return None
+
     def notes(self, step: int) -> dict[str, Any]:
         """Return the notes saved with an intact checkpoint."""
         return Record.read(self._folder / str(step) / RECORD / FILE).notes
@@ -262,14 +276,15 @@ class Checkpoints:
 
     def _kept(self, steps: Sequence[int]) -> set[int]:
         """Return the steps whose checkpoints are to be kept."""
-        kept = set(sorted(steps)[-self._keep :])
-        if self._best_note is None:
-            return kept
-        for step in set(steps) - self._losses.keys():
+        return {*sorted(steps)[-self._keep :], *self._best(steps)}
+
+    def _best(self, steps: Sequence[int]) -> list[int]:
+        """Return the step whose note is best; none if there is no such note."""
+        for step in set(steps) - self._losses.keys() if self._best_note is not None else ():
             with contextlib.suppress(DamagedError, InputError):
                 self._losses[step] = self._loss(self.notes(step))
         measured = [step for step in sorted(steps) if self._losses.get(step, math.inf) < math.inf]
-        return kept | ({min(measured, key=self._losses.__getitem__)} if measured else set())
+        return [min(measured, key=self._losses.__getitem__)] if measured else []
 
     def _loss(self, notes: Notes) -> float:
         """Return the number to be small, from the notes of a checkpoint; infinity if there is none."""

@@ -69,6 +69,8 @@ def check_combinations(config: TrainerOptions) -> None:
                 raise InputError(f"--track {name}: needs --output")
     if config.on_nan == "rollback" and config.output is None:
         raise InputError("--on-nan rollback: goes back to a checkpoint, so it needs --output")
+    if config.weights is not None and config.weights_partial is not None:
+        raise InputError(f"{typed('weights_partial', config.weights_partial)}: cannot be combined with --weights")
     if config.amp != "none" and config.dtype != "float32":
         raise InputError(f"--amp {config.amp}: computes float32 in 16 bits, so it needs --dtype float32")
     cycled = config.schedule in BELONGS_TO["schedule"]["cycle_momentum"] and config.cycle_momentum

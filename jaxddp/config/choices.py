@@ -136,7 +136,7 @@ DEFAULT_LR = {
 KEPT_ON_RESUME = (
     *("dataset", "num_examples", "num_features", "num_classes", "context_length"),
     *("model", "hidden_sizes", "embedding_size", "buffers", "weights", "optimizer", "amsgrad", "centered"),
-    *("initial_accumulator_value", "dtype", "amp", "init_scale", "freeze", "start_local_sgd_iter"),
+    *("initial_accumulator_value", "dtype", "amp", "init_scale", "freeze", "start_local_sgd_iter", "weights_partial"),
     *("global_batch_size", "steps_per_epoch", "shuffle", "drop_last", "drop_last_batch", "join", "seed", "output"),
     *("matrix_approximation_rank", "min_compression_rate", "use_error_feedback", "warm_start"),
 )

@@ -48,6 +48,8 @@ class Parameters:
 
     weights: str | None = None
     """Initial weights from a .safetensors file with torch's tensor names. None: the model's."""
+    weights_partial: str | None = None
+    """As --weights, but loads the tensors that fit by name and shape; a line lists what is left out on either side."""
     freeze: tuple[str, ...] = ()
     """Freeze the parameters whose torch names match a pattern: 'layers.0.*' '*.bias'."""
     dropout_masks: str = "replica"
@@ -194,7 +196,7 @@ class Output:
     keep_checkpoints: int = 2
     """Number of newest checkpoints to keep; jaxddp only."""
     keep_best: bool = False
-    """Keep the checkpoint with the best --best-metric too; jaxddp only."""
+    """Save the weights with the best --best-metric at a checkpoint too; jaxddp.train keeps that checkpoint."""
     best_metric: str = "loss"
     """Metric of the test by which --keep-best, --early-stopping-patience and --schedule plateau judge."""
     best_mode: str = "min"

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxddp.config import TrainerConfig
 from jaxddp.config.checks import typed
-from jaxddp.data.batches import example_arrays, to_arrays
+from jaxddp.data.batches import NONE, WITHIN, example_arrays, to_arrays
 from jaxddp.data.sources import Source, as_source
 from jaxddp.data.sources.arrays import is_mapped
 from jaxddp.data.sources.stream import Stream, StreamSource, is_stream
@@ -28,12 +28,12 @@ class RunData:
 
     Attributes:
         train: training examples.
-        test: test examples; None: the program has none.
+        tests: test examples, by the beginning of their metrics' names: "" of the only ones, "noisy_" of several.
         verified: digests are of all contents, also of files that are mapped.
     """
 
     train: Source
-    test: Source | None
+    tests: Mapping[str, Source]
     verified: bool = False
 
     def example(self) -> dict[str, np.ndarray]:
@@ -43,8 +43,14 @@ class RunData:
     @cached_property
     def digests(self) -> dict[str, str]:
         """Digests of the training and of the test examples; a stream has none."""
-        parts = {"train": None if self.stream else self.train, "test": self.test}
-        return {name: source.digest(self.verified) for name, source in parts.items() if source is not None}
+        parts = {} if self.stream else {"train": self.train}
+        parts |= {f"test_{prefix}".removesuffix("_"): source for prefix, source in self.tests.items()}
+        return {name: source.digest(self.verified) for name, source in parts.items()}
+
+    def full_name(self, metric: str) -> str:
+        """Return the name that a metric of a test has: of several test sets, that of the first if none is named."""
+        first = next(iter(self.tests), "")
+        return metric if any(map(metric.startswith, filter(None, self.tests))) else first + metric
 
     @property
     def stream(self) -> Stream | None:
@@ -53,8 +59,8 @@ class RunData:
 
     def place_of_nan(self) -> str | None:
         """Describe the first NaN among examples in memory; those of other sources are checked as they are read."""
-        for source in (self.train, self.test):
-            if source is None or source.checked:
+        for source in (self.train, *self.tests.values()):
+            if source.checked:
                 continue
             stored = replace(source, checked=True, augment=None, collate=None)
             try:
@@ -91,19 +97,51 @@ def load_data(program: Program, config: TrainerConfig) -> RunData:
     Raises:
         InputError: the data are not those of a source, or name an entry like the padding.
     """
-    test_data = program.get("test_data")
-    test = None if test_data is None else _checked(_source(program, "test_data", test_data(), config))
     data = program.get("train_data")()
     make = _stream if is_stream(data) else _source
     if make is _source and config.steps_per_epoch is not None:
         what = f"is for streams, and {program.name}: train_data() has a length"
         raise InputError(f"{typed('steps_per_epoch', config.steps_per_epoch)}: {what}")
-    train = make(program, "train_data", data, config, program.get("augment"))
-    return RunData(_checked(train), test, config.verify_data)
+    train = make(program, f"{program.name}: train_data()", data, config, program.get("augment"))
+    test_data, where = program.get("test_data"), f"{program.name}: test_data()"
+    sets = {} if test_data is None else _test_sets(where, test_data(), train)
+    tests = {
+        prefix: _checked(_source(program, f"{where}[{prefix[:-1]!r}]" if prefix else where, of_set, config))
+        for prefix, of_set in sets.items()
+    }
+    return RunData(_checked(train), tests, config.verify_data)
 
 
-def _source(program: Program, function: str, data: Any, config: TrainerConfig, augment: Any = None) -> Source:
-    where = f"{program.name}: {function}()"
+def _test_sets(where: str, data: Any, train: Source) -> dict[str, Any]:
+    """Return test data by the beginning of their metrics' names: a dictionary of data sets is several.
+
+    Raises:
+        InputError: some of its names are entries of a training example, or are no identifiers.
+    """
+    if not isinstance(data, Mapping) or not data or not all(map(_is_data_set, data.values())):
+        return {"": data}
+    entries = {name.removesuffix(NONE).partition(WITHIN)[0] for name in train.example(0)}
+    if (shared := [name for name in data if name in entries]) and len(shared) < len(data):
+        raise InputError(f"{where}: {', '.join(shared)}: is an entry of a training example; must be a test set's name")
+    if shared:
+        return {"": data}
+    names = [f"{name}_" for name in data]
+    alike = [name for name in names for beginning in names if name != beginning and name.startswith(beginning)]
+    if alike or not all(map(str.isidentifier, names)):
+        raise InputError(f"{where}: {', '.join(map(str, data))}: test sets need names like clean and noisy_2")
+    return dict(zip(names, data.values(), strict=True))
+
+
+def _is_data_set(value: Any) -> bool:
+    """Return whether a value may be a whole data set: no array, and no list of numbers or arrays."""
+    if isinstance(value, Mapping | tuple | Source):
+        return True
+    if isinstance(value, list):
+        return bool(value) and isinstance(value[0], Mapping | tuple)
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not hasattr(value, "dtype")
+
+
+def _source(program: Program, where: str, data: Any, config: TrainerConfig, augment: Any = None) -> Source:
     in_memory = isinstance(data, Mapping | tuple) and not is_mapped(example_arrays(data, where))
     if in_memory:
         arrays = to_arrays(data, where)
@@ -119,8 +157,7 @@ def _source(program: Program, function: str, data: Any, config: TrainerConfig, a
     )
 
 
-def _stream(program: Program, function: str, data: Any, config: TrainerConfig, augment: Any) -> Source:
-    where = f"{program.name}: {function}()"
+def _stream(program: Program, where: str, data: Any, config: TrainerConfig, augment: Any) -> Source:
     if type(data).__name__.endswith("DataLoader"):
         raise InputError(f"{where}: is a {type(data).__name__}, which gives batches; return its dataset")
     if config.steps_per_epoch is None:
@@ -131,7 +168,7 @@ def _stream(program: Program, function: str, data: Any, config: TrainerConfig, a
         what = typed(given[0], getattr(config, given[0])) if given else f"{program.name}: sampler"
         raise InputError(f"{what}: needs examples with indices, and {where} is a stream")
     return StreamSource(
-        Stream(program.get(function), config.steps_per_epoch, config.global_batch_size, where, data),
+        Stream(program.get("train_data"), config.steps_per_epoch, config.global_batch_size, where, data),
         where,
         augment,
         program.get("collate"),

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from jaxddp.errors import InputError, reason
+from jaxddp.errors import InputError, differences, listed, reason
 from jaxddp.files import check_regular
 
 # Name of a dtype in the file -> name for the user. Floating-point numbers are cast to the type of the model.
@@ -37,6 +37,30 @@ def read_types(path: str | Path, option: str) -> dict[str, str]:
         if kind not in FLOATS | INTEGERS and kind not in OTHERS:
             raise InputError(f"{option} {path}: {name} is {kind}; must be {_any_of(FLOATS)}")
     return types
+
+
+def fitted(tensors: Mapping[str, Any], expected: Mapping[str, Any], where: str, lines: list[str]) -> dict[str, Any]:
+    """Return the model's tensors with those of a file in place of the ones that fit by name and shape.
+
+    Args:
+        tensors, expected: those of the file and of the model, by the same names.
+        where: flag and file, for the line that is added to `lines`: what is left out on either side.
+
+    Raises:
+        InputError: nothing fits.
+
+    >>> lines: list[str] = []
+    >>> fitted({"a": np.ones(1), "c": np.ones(1)}, {"a": np.zeros(1), "b": np.zeros(2)}, "--weights-partial f", lines)
+    {'a': array([1.]), 'b': array([0., 0.])}
+    >>> lines
+    ["--weights-partial f: loads 1 of the model's 2 tensors; left over c; missing b"]
+    """
+    problems = differences(tensors, expected)
+    fitting = {n: x for n, x in tensors.items() if n in expected and tuple(x.shape) == tuple(expected[n].shape)}
+    if not fitting:
+        raise InputError(f"nothing in it fits the model: {listed(problems)}")
+    lines.append("; ".join([f"{where}: loads {len(fitting)} of the model's {len(expected)} tensors", *problems]))
+    return {**expected, **fitting}
 
 
 def check_types(types: Mapping[str, str], is_float: Mapping[str, bool]) -> None:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from jaxddp.config.name_patterns import frozen_names, matching
-from jaxddp.data.weight_files import check_types, check_values, read_types
+from jaxddp.data.weight_files import check_types, check_values, fitted, read_types
 from jaxddp.errors import InputError, differences, reason
 from jaxddp.files import write_atomically
 from jaxddp.state import Buffers, Params
@@ -122,23 +122,36 @@ def load_weights(path: str | Path, option: str = "--weights") -> dict[str, np.nd
 
 
 def start_values(
-    path: str | Path, params: Params, buffers: Buffers, convert: Convert | None = None
+    path: str | Path,
+    params: Params,
+    buffers: Buffers,
+    convert: Convert | None = None,
+    lines: list[str] | None = None,
 ) -> tuple[Params, Buffers]:
     """Read the values with which training starts from a .safetensors file.
 
     Args:
-        path: value of --weights; its names are torch's, or the model's own.
+        path: value of --weights or --weights-partial; its names are torch's, or the model's own.
         params, buffers: those of the model, for their names, shapes and dtypes.
-        convert: makes the model's arrays of tensors that have neither names; None: they are refused.
+        convert: makes the model's arrays, or some of them, of tensors that have neither names; None: they are refused.
+        lines: with --weights-partial, gets a line on what is left out; None: nothing may be.
 
     Raises:
         InputError: as `load_weights` and `from_torch`; or a tensor has another type, or values that are not finite.
     """
-    types, tensors = read_types(path, "--weights"), load_weights(path)
+    option = "--weights" if lines is None else "--weights-partial"
+    types, tensors = read_types(path, option), load_weights(path, option)
     like = {**params, **buffers}
     of_torch = {torch_name(name) for name in like}
     try:
-        if convert is not None and tensors.keys() not in (of_torch, like.keys()):
+        if lines is not None:
+            own = {name: np.asarray(value) for name, value in like.items()}
+            known = max(to_torch(like), own, key=lambda names: len(names.keys() & tensors.keys()))
+            if convert is not None and 2 * len(known.keys() & tensors.keys()) <= len(tensors):
+                tensors, types = own | convert(tensors), {}
+            else:
+                tensors = fitted(tensors, known, f"{option} {path}", lines)
+        elif convert is not None and tensors.keys() not in (of_torch, like.keys()):
             with contextlib.suppress(InputError):  # the names are of neither side, and are listed below
                 own = {name: np.asarray(value) for name, value in buffers.items()}  # a counter may have no twin
                 tensors, types = own | convert(tensors), {}
@@ -149,7 +162,7 @@ def start_values(
             values = from_torch(tensors, params, buffers)
         check_values(tensors, to_torch(values[0] | values[1]))
     except InputError as error:
-        raise InputError(f"--weights {path}: {error}") from None
+        raise InputError(f"{option} {path}: {error}") from None
     return values
 
 

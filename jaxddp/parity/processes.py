@@ -28,7 +28,7 @@ from typing import Any
 
 from jaxddp.errors import TrainingError, on_one_line
 from jaxddp.parity.family import keep_family, kill_family, kill_group
-from jaxddp.parity.port import errors_located
+from jaxddp.scripts import errors_located, refuse_itself
 
 Tell = Callable[[str], None]  # reports to the parent what a child is doing
 Watch = Callable[[Sequence["Child"]], None]  # is called while children work; may raise
@@ -64,6 +64,7 @@ def end_if_importing() -> None:
     """End this process if it is a child that runs a script's top level, where the script starts children itself."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(UNGUARDED)
+    refuse_itself()
 
 
 class Child:

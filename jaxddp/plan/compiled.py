@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,9 @@ from jaxddp.errors import InputError, reason
 from jaxddp.plan.hlo import CompiledProgram, parse
 from jaxddp.plan.timeline import Event, events
 from jaxddp.plan.workload import Workload
+
+NO_TILES = "output tile sizes"  # what XLA says of a product of width 48, for instance, that Triton cannot tile
+CUBLAS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False}  # leaves products to cuBLAS, which tiles any
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class CompiledStep:
         batch_size: examples per replica.
         arguments, outputs, aliased, temporaries: bytes per device; aliased outputs share the arguments' memory.
         seconds: time of the compilation.
+        fallback: XLA's options beside those asked for, without which it cannot compile the step.
     """
 
     text: str
@@ -31,6 +35,7 @@ class CompiledStep:
     aliased: int
     temporaries: int
     seconds: float
+    fallback: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def memory(self) -> int:
@@ -59,6 +64,7 @@ class Compiler:
     def __init__(self, workload: Workload, replicas: Replicas):
         self._workload, self._replicas = workload, replicas
         self._lowered: dict[int, Any] = {}
+        self._fallback: dict[str, Any] = {}
 
     def compile(self, batch_size: int, options: Mapping[str, Any]) -> CompiledStep:
         """Compile one optimizer step.
@@ -74,8 +80,11 @@ class Compiler:
             self._lowered = {batch_size: self._workload.lower(self._replicas, batch_size)}
         started = time.perf_counter()
         try:
-            compiled = self._lowered[batch_size].compile(compiler_options=dict(options) or None)
+            compiled = self._lowered[batch_size].compile(compiler_options={**options, **self._fallback} or None)
         except RuntimeError as error:
+            if NO_TILES in str(error) and not self._fallback:
+                self._fallback = CUBLAS
+                return self.compile(batch_size, options)
             raise InputError(f"--batch-size {batch_size}: XLA cannot compile the step: {reason(error)}") from error
         memory = compiled.memory_analysis()
         return CompiledStep(
@@ -86,4 +95,5 @@ class Compiler:
             memory.alias_size_in_bytes,
             memory.temp_size_in_bytes,
             time.perf_counter() - started,
+            self._fallback,
         )

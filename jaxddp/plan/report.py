@@ -102,8 +102,10 @@ class PlanReport:
                 f"  {name:15} {len(timeline.sent):3} messages  exposed {timeline.waiting * 1e3:.3f} ms  step "
                 f"{timeline.seconds * 1e3:.2f} ms  efficiency {timeline.efficiency:.1%}"
             )
-        for name, value in self.options.items():
-            yield f"  {name}={str(value).lower() if isinstance(value, bool) else value}"
+        fallback = self.after.compiled.fallback
+        for name, value in {**self.options, **fallback}.items():
+            why = ", without which XLA finds no tile sizes for a product of this step" * (name in fallback)
+            yield f"  {name}={str(value).lower() if isinstance(value, bool) else value}{why}"
 
     def _scaling(self) -> Iterator[str]:
         yield f"scaling, {self.after.compiled.batch_size:,} examples per GPU"

@@ -7,7 +7,7 @@
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,19 @@ def bound(function: Any, **given: Any) -> Any:
     """Return the function with the parameters among `given` that it has; any other object unchanged."""
     taken = {name: value for name, value in given.items() if asks_for(function, name)}
     return partial(function, **taken) if taken else function
+
+
+def reads(function: Any, names: Collection[str]) -> set[str]:
+    """Return which of these attributes the code of a function that asks for `config` reads.
+
+    >>> reads(lambda config: config.lr * 2, ["lr", "momentum"]), reads(lambda lr: lr, ["lr"])
+    ({'lr'}, set())
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None) if asks_for(function, "config") else None
+    codes = [code] if code is not None else []
+    for code in codes:  # which grows by the functions within
+        codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
+    return {*names}.intersection(name for code in codes for name in code.co_names)
 
 
 def takes(function: Callable[..., Any]) -> int:

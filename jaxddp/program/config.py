@@ -2,15 +2,16 @@
 
 import dataclasses
 from functools import cache
+from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from jaxddp.config import TrainerConfig
 from jaxddp.config.checks import flag, typed
-from jaxddp.config.kinds import UNIONS, described, fits
+from jaxddp.config.kinds import UNIONS, described, fits, plain
 from jaxddp.errors import InputError
 from jaxddp.program.loading import load_program
-from jaxddp.program.program import OF_OPTIMIZER, OF_STEP, OPTIMIZERS, OPTIONS, STEPS, Program
+from jaxddp.program.program import OPTIONS, Program, replaced_flags
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -35,7 +36,7 @@ def config_class(program: Program, trainer: type[Config]) -> type[Config]:
     'linear'
     """
     own = [] if program.options is None else [f for f in dataclasses.fields(program.options) if f.init]
-    kinds = _kinds(program)
+    kinds = program.option_kinds
     negated = [f"no_{f.name}" for f in dataclasses.fields(trainer) if isinstance(f.default, bool)]
     for f in own:
         where = f"{program.name}: {OPTIONS}.{f.name}"
@@ -44,14 +45,22 @@ def config_class(program: Program, trainer: type[Config]) -> type[Config]:
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise InputError(f"{where}: has no default; give it one")
         if not _is_plain(kinds[f.name]):
-            raise InputError(f"{where}: must be bool, int, float, str, None or a tuple of them")
+            raise InputError(f"{where}: must be bool, int, float, str, Path, Literal, None, or a tuple or list of them")
         if not fits(_default(f), kinds[f.name]):
             raise InputError(f"{where} = {_default(f)!r}: must be {described(kinds[f.name])}")
     if known := [kind for kind in trainer.__subclasses__() if program.options and issubclass(kind, program.options)]:
         return known[0]
     fields = [(f.name, kinds[f.name], dataclasses.field(default=_default(f))) for f in own]
+
+    def make_plain(config: Any) -> None:  # as config.json has them
+        for name in kinds:
+            object.__setattr__(config, name, plain(getattr(config, name)))
+        super(made, config).__post_init__()
+
     names = {"OPTIONS": program.options, "PROGRAM": program, "__doc__": trainer.__doc__, "__reduce__": _reduced}
-    return dataclasses.make_dataclass(trainer.__name__, fields, bases=(trainer,), namespace=names, frozen=True)
+    names["__post_init__"] = make_plain
+    made: Any = dataclasses.make_dataclass(trainer.__name__, fields, bases=(trainer,), namespace=names, frozen=True)
+    return made
 
 
 def default_config(program: Program, trainer: type[Trainer]) -> Trainer:
@@ -74,29 +83,21 @@ def default_config(program: Program, trainer: type[Trainer]) -> Trainer:
 
 def check_flags(program: Program, config: TrainerConfig) -> None:
     """Raise `InputError` for a flag that has no effect, because the file has its step or its optimizer for itself."""
-    for functions, names in ((STEPS, OF_STEP), (OPTIMIZERS, OF_OPTIMIZER)):
-        given = [function for function in functions if program.get(function)]
-        for name in names if given else ():
-            if (value := getattr(config, name)) != getattr(TrainerConfig, name):
-                raise InputError(f"{typed(name, value)}: has no effect, because {program.name} has {given[0]}")
+    for name, function in replaced_flags(program.values).items():
+        if (value := getattr(config, name)) != getattr(TrainerConfig, name):
+            raise InputError(f"{typed(name, value)}: has no effect, because {program.name} has {function}")
 
 
 def _default(f: Any) -> Any:
-    return f.default if f.default is not dataclasses.MISSING else f.default_factory()
-
-
-def _kinds(program: Program) -> dict[str, Any]:
-    """Return the types of a program's options by name."""
-    try:
-        return {} if program.options is None else get_type_hints(program.options)
-    except NameError as error:
-        raise InputError(f"{program.name}: {OPTIONS}: {error}") from None
+    return plain(f.default if f.default is not dataclasses.MISSING else f.default_factory())
 
 
 def _is_plain(kind: Any) -> bool:
-    parts = [part for part in get_args(kind) if part is not Ellipsis]
-    nested = get_origin(kind) in (tuple, *UNIONS)
-    return all(map(_is_plain, parts)) if nested else kind in (bool, int, float, str, NoneType, tuple)
+    origin, parts = get_origin(kind) or kind, [part for part in get_args(kind) if part is not Ellipsis]
+    if origin is Literal:
+        parts = list(map(type, parts))
+    nested = origin in (tuple, list, Literal, *UNIONS)
+    return all(map(_is_plain, parts)) if nested else kind in (bool, int, float, str, NoneType, Path)
 
 
 def _reduced(config: Any) -> Any:

@@ -1,8 +1,9 @@
 """Load a program from a run file, a module or a namespace, and check the spelling of its names."""
 
+import ast
 import dataclasses
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -13,12 +14,27 @@ from jaxddp.config import TrainerConfig
 from jaxddp.config.choices import OPTIMIZER_OPTIONS
 from jaxddp.config.kinds import described, fits, plain
 from jaxddp.config.options import Schedule
-from jaxddp.errors import InputError
-from jaxddp.program.program import NAMES, OF_OPTIMIZER, OF_STEP, OPTIMIZERS, OPTIONS, STEPS, Program
+from jaxddp.errors import InputError, shortened
+from jaxddp.program.program import NAMES, OPTIONS, Program, replaced_flags
 from jaxddp.scripts import run_file
 
 BUILT_IN = "jaxddp.programs.classifier"
-MIN_LENGTH, SIMILARITY = 8, 0.85  # least values at which a name counts as a misspelt one
+MIN_LENGTH, SIMILARITY = 6, 0.85  # least values at which a name counts as a misspelt one
+# Words of other trainers for the names of a run file.
+SYNONYMS = {
+    "test_data": ("val_data", "valid_data", "validation_data", "eval_data", "dev_data", "val_dataset", "test_dataset"),
+    "train_data": ("train_dataset", "training_data"),
+    **dict.fromkeys(("flax_loss", "torch_loss"), ("loss_fn",)),
+    **{"epochs": ("num_epochs", "n_epochs", "max_epochs"), "global_batch_size": ("batch_size",)},
+    **{"lr": ("learning_rate",), "collate": ("collate_fn",), "clip_grad_norm": ("max_grad_norm", "grad_clip")},
+    "accumulation_steps": ("gradient_accumulation_steps", "accumulate_grad_batches"),
+}
+# What an object is for that is no value of a flag.
+ADVICE = {
+    "schedule": "; an Optax schedule goes into flax_optimizer",
+    "optimizer": "; an Optax optimizer is called flax_optimizer",
+    "dtype": '; 16 bits are amp = "bf16" or "fp16"',
+}
 PLAIN = (bool, int, float, str, tuple)  # kinds of values that can set a flag
 # Flags that tell of one run, or of one machine, and not of a program.
 OF_A_RUN = ("output", "resume", "coordinator", "num_processes", "process_id", "print_shards")
@@ -47,7 +63,8 @@ def program_of(source: Any) -> Program:
     if isinstance(source, str | Path):
         return load_program(source)
     values = dict(source) if isinstance(source, Mapping) else {n: getattr(source, n) for n in dir(source)}
-    return _program(getattr(source, "__name__", type(source).__name__), values)
+    in_file = isinstance(source, ModuleType) and (getattr(source, "__file__", None) or "").endswith(".py")
+    return _program(getattr(source, "__name__", type(source).__name__), values, source if in_file else None)
 
 
 def load_program(path: str | Path) -> Program:
@@ -70,16 +87,19 @@ def built_in() -> Program:
 
 def _program(name: str, values: Mapping[str, Any], module: ModuleType | None = None) -> Program:
     try:
-        defaults = _defaults(values)
-        if module is not None:
-            _check_spelling(module, values.keys())
+        unused = {} if module is None else _unused(module)
+        defaults = _defaults(values, unused)
+        _check_spelling(values, unused)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     return Program(name, {n: values[n] for n in NAMES if n in values}, defaults, values.get(OPTIONS))
 
 
-def _defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(values: Mapping[str, Any], unused: Mapping[str, bool] | None = None) -> dict[str, Any]:
     """Return the trainers' flags that the names of a file set; `optimizer` may hold several in a `TrainConfig`.
+
+    Args:
+        unused: see `_unused`; what is made for no use in the file must be meant as a flag.
 
     >>> sgd = TrainerConfig(optimizer="sgd", lr=0.1)
     >>> _defaults({"epochs": 3, "optimizer": sgd, "lr": 0.2, "output": "runs/a", "train_data": dict})
@@ -93,13 +113,17 @@ def _defaults(values: Mapping[str, Any]) -> dict[str, Any]:
         names = ("optimizer", *OPTIMIZER_OPTIONS, *(f.name for f in dataclasses.fields(Schedule)))
         given = {n: getattr(chosen, n) for n in names if getattr(chosen, n) != getattr(TrainerConfig, n)}
     kinds, variables = get_type_hints(TrainerConfig), _variables(values)
-    for f in dataclasses.fields(TrainerConfig):
-        value = plain(values.get(f.name))
-        if f.name in variables or not (isinstance(value, PLAIN) or (value is None and f.name in values)):
+    for name in (f.name for f in dataclasses.fields(TrainerConfig) if f.name in values and f.name not in variables):
+        value = plain(values[name])
+        is_flag = value is None or type(value) in PLAIN
+        if not is_flag and (not (unused or {}).get(name) or isinstance(value, TrainerConfig)):
             continue
-        if not fits(value, kinds[f.name]):
-            raise InputError(f"{f.name} = {value!r}: is a flag of the trainers, and must be {described(kinds[f.name])}")
-        given[f.name] = value
+        if not fits(value, kinds[name]):
+            shown = f"{value!r}" if is_flag else getattr(value, "__name__", None) or shortened(f"{value}", 40)
+            advice = "" if is_flag else ADVICE.get(name, "")
+            must = f"is a flag of the trainers, and must be {described(kinds[name])}{advice}"
+            raise InputError(f"{name} = {shown}: {must}")
+        given[name] = value
     return given
 
 
@@ -111,17 +135,30 @@ def _variables(values: Mapping[str, Any]) -> set[str]:
     """
     flags = {f.name for f in dataclasses.fields(TrainerConfig)}
     variables = {*OF_A_RUN} if values.get("train_data") else flags - {*OF_PORT}
-    for functions, names in ((STEPS, OF_STEP), (OPTIMIZERS, OF_OPTIMIZER)):
-        variables |= {*names} - {*OF_PORT} if any(map(values.get, functions)) else set()
-    return variables
+    return variables | (replaced_flags(values).keys() - {*OF_PORT})
 
 
-def _check_spelling(module: ModuleType, given: Collection[str]) -> None:
-    """Raise if a name is almost one that the trainers know, which would silently keep its default."""
-    known = {*NAMES, *(f.name for f in dataclasses.fields(TrainerConfig))}
-    absent = [name for name in known if name not in given and len(name) >= MIN_LENGTH]
-    for name, value in vars(module).items():
-        near = difflib.get_close_matches(name, absent, n=1, cutoff=SIMILARITY)
-        imported = isinstance(value, ModuleType) or getattr(value, "__module__", module.__name__) != module.__name__
-        if near and name not in known and not name.startswith("_") and not imported:
-            raise InputError(f"{name}: not a name of a run file; did you mean {near[0]}?")
+def _unused(module: ModuleType) -> dict[str, bool]:
+    """Return the names of a file that its code does not use, and whether they are made there, and not imported."""
+    nodes = list(ast.walk(ast.parse(Path(module.__file__ or "").read_bytes())))
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    used |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    made = {node.id for node in nodes if isinstance(node, ast.Name)}
+    made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    names = {n for n, value in vars(module).items() if not isinstance(value, ModuleType) and not n.startswith("_")}
+    return {name: name in made for name in sorted(names - used)}
+
+
+def _check_spelling(values: Mapping[str, Any], unused: Mapping[str, bool]) -> None:
+    """Raise if an unused name is almost one that the trainers know, or another word for it, whose default would stay.
+
+    Args:
+        unused: see `_unused`; what is imported is spelt as its module does.
+    """
+    known = {*NAMES, *(f.name for f in dataclasses.fields(TrainerConfig))} - _variables(values)
+    absent = [name for name in known if name not in values and len(name) >= MIN_LENGTH]
+    for name in unused.keys() - known:
+        near = difflib.get_close_matches(name.lower(), absent, n=1, cutoff=SIMILARITY) if unused[name] else []
+        meant = [n for n, words in SYNONYMS.items() if name in words and n in known]
+        if near or (meant and not values.keys() & meant):
+            raise InputError(f"{name}: not a name of a run file; did you mean {' or '.join(near or meant)}?")

@@ -1,4 +1,4 @@
-"""Losses and metrics by name, as a program's functions return them. Imports neither framework."""
+"""Losses, metrics and requests, as a program's functions return them. Imports neither framework."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -28,6 +28,17 @@ def named_losses(function: str, returned: Any) -> dict[str, Any]:
             kind = type(value).__name__ if shape is None else f"an array {tuple(shape)}"
             raise InputError(f"{function}: must return its loss, or losses by name; {name} is {kind}")
     return dict(losses)
+
+
+def asks_to_stop(returned: Any) -> bool:
+    """Return whether what `on_epoch_end` returns ends the run.
+
+    Raises:
+        InputError: it is text other than "stop", or True; what a call at its end happens to return is ignored.
+    """
+    if returned is True or (isinstance(returned, str) and returned != "stop"):
+        raise InputError(f'on_epoch_end: must return None, or "stop" to end the run, and returns {returned!r}')
+    return isinstance(returned, str)
 
 
 def shown_metrics(beside: Mapping[Any, Any]) -> dict[str, Any]:

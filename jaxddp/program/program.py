@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from jaxddp.config.choices import OPTIMIZER_OPTIONS
+from jaxddp.config.kinds import restored
 from jaxddp.config.optimization import Schedule
 from jaxddp.errors import InputError
-from jaxddp.program.calls import asks_for, bound, located
+from jaxddp.program.calls import asks_for, bound, located, reads
 from jaxddp.scripts import errors_located
 
 # Names of functions, by the side that needs them; "both" holds for either framework.
@@ -39,6 +40,23 @@ OF_STEP = (
 )
 OF_SCHEDULE = tuple(f.name for f in dataclasses.fields(Schedule))
 OF_OPTIMIZER = tuple(dict.fromkeys(("optimizer", "lr", "lr_scaling", *OPTIMIZER_OPTIONS, *OF_SCHEDULE)))
+
+
+def replaced_flags(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the flags that a step or an optimizer of a file's replaces, with its name.
+
+    A flag that it reads of `config` has its effect there.
+
+    >>> flags = replaced_flags({"flax_optimizer": lambda config: config.lr})
+    >>> "lr" in flags, flags["momentum"]
+    (False, 'flax_optimizer')
+    """
+    replaced: dict[str, str] = {}
+    for functions, names in ((STEPS, OF_STEP), (OPTIMIZERS, OF_OPTIMIZER)):
+        given = [function for function in functions if values.get(function)]
+        read = {name for function in given for name in reads(values[function], names)}
+        replaced |= {name: given[0] for name in names if given and name not in read}
+    return replaced
 
 
 @dataclass(frozen=True)
@@ -84,6 +102,17 @@ class Program:
         """Path of the file as it was given; None without a file."""
         return None if self.path is None else self.name
 
+    @property
+    def option_kinds(self) -> dict[str, Any]:
+        """Types of the options by name."""
+        if self.options is None:
+            return {}
+        try:
+            kinds = get_type_hints(self.options)
+        except NameError as error:
+            raise InputError(f"{self.name}: {OPTIONS}: {error}") from None
+        return {f.name: kinds[f.name] for f in dataclasses.fields(self.options) if f.init}
+
     def get(self, name: str, default: Any = None) -> Any:
         """Return what the file gives under a name, or the default."""
         assert name in NAMES, name
@@ -114,12 +143,12 @@ class Program:
             raise
 
     def bound(self, config: Any) -> "Program":
-        """Return the program whose functions have got their `options` and the trainer's `config`."""
-        given = {"config": config}
+        """Return the program whose functions have got their `options` and the trainer's `config`, with its rate."""
+        given = {"config": dataclasses.replace(config, lr=config.base_lr)}
         if self.options is not None:
-            fields = [f.name for f in dataclasses.fields(self.options) if f.init]
+            values = {name: restored(getattr(config, name), kind) for name, kind in self.option_kinds.items()}
             with errors_located(self.path) if self.path else nullcontext():  # its __post_init__ may raise
-                given["options"] = self.options(**{name: getattr(config, name) for name in fields})
+                given["options"] = self.options(**values)
         return dataclasses.replace(self, values={name: bound(value, **given) for name, value in self.values.items()})
 
     def located(self) -> "Program":

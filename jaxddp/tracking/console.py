@@ -72,4 +72,4 @@ def formatted(metrics: Mapping[str, float]) -> str:
     >>> formatted({"loss": 0.5, "f1": 0.25})
     'loss 0.500000  f1 0.25'
     """
-    return "  ".join(f"{name} {value:{FORMATS.get(name, '.4g')}}" for name, value in metrics.items())
+    return "  ".join(f"{name} {value:{FORMATS.get(name.rpartition('_')[2], '.4g')}}" for name, value in metrics.items())

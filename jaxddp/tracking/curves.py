@@ -75,9 +75,12 @@ def _draw_metric(axes: "Axes", history: Sequence[Record], name: str) -> "list[Li
     steps, values = _series(history, ("step",), name)
     lines = axes.plot(steps, values, color=TRAIN_COLOR, alpha=0.25, linewidth=0.8, label="train, single steps")
     for split, color, marker in (("train", TRAIN_COLOR, "o"), ("test", TEST_COLOR, "D")):
-        steps, values = _series(history, ("test", "epoch"), f"{split}_{name}")
+        plain = f"{split}_{name}"  # of several test sets the first one is drawn
+        keys = [key for r in history for key in r if key.startswith(f"{split}_") and key.endswith(f"_{name}")]
+        drawn = min(keys, key=lambda key: key != plain, default=plain)
+        steps, values = _series(history, ("test", "epoch"), drawn)
         size = 3.5 if len(values) <= MOST_MARKERS else 0
-        label = f"{split}, each epoch"
+        label = f"{drawn.removesuffix(f'_{name}')}, each epoch"
         lines += axes.plot(steps, values, color=color, linewidth=1.6, marker=marker, markersize=size, label=label)
     _style(axes, name)
     return lines

@@ -52,7 +52,8 @@ def check_same_run(
     """
     saved = {n: tuple(x) if isinstance(x, list) else x for n, x in notes.get("config", {}).items()}  # JSON has lists
     where = f"--resume {folder}: the checkpoint of step {step} is of another run"
-    for name in sorted(saved.keys() & {*KEPT_ON_RESUME} - {"output", "weights"}):  # these paths may differ
+    paths = {"output", "weights", "weights_partial"}  # which may differ
+    for name in sorted(saved.keys() & {*KEPT_ON_RESUME} - paths):
         if saved[name] != (value := getattr(config, name)):
             raise InputError(f"{where}, with {typed(name, saved[name])} and not {typed(name, value)}")
     if notes.get("data", digests) != digests and (folder / DATA_FILE).exists():  # without it, any data may be taken

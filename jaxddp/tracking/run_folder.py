@@ -116,7 +116,7 @@ def _created(path: Path) -> Iterator[None]:
 def save_config(config: TrainerConfig, folder: Path) -> None:
     """Write all options of a run to its folder."""
     fields = dataclasses.asdict(config)
-    for name in ("data_path", "weights"):  # absolute, to resume from any working directory
+    for name in ("data_path", "weights", "weights_partial"):  # absolute, to resume from any working directory
         if fields.get(name):
             fields[name] = str(Path(fields[name]).resolve())
     write_atomically(folder / CONFIG_FILE, (json.dumps(fields, indent=2) + "\n").encode())

@@ -28,7 +28,8 @@ BAD_FILES: list[tuple[str, str, str]] = [
     ("width: int = 4", "no_shuffle: bool = True", "Options.no_shuffle: is a name of the trainer; choose another"),
     ("width: int = 4", "width: int = 4.5", "Options.width = 4.5: must be int"),
     ("width: int = 4", "width: 'Any' = 4", "Options: name 'Any' is not defined"),
-    ("width: int = 4", "width: dict[str, int] = None", "Options.width: must be bool, int, float, str, None or a tuple"),
+    ("width: int = 4", "width: dict[str, int] = None", "Options.width: must be bool, int, float, str, Path, Literal"),
+    ("width: int = 4", "width: list[dict] = ()", "Options.width: must be bool, int, float, str, Path, Literal, None"),
     (
         "width: int = 4",
         "width: int = 4\n    def __post_init__(self): raise ValueError('too narrow')",
@@ -38,7 +39,7 @@ BAD_FILES: list[tuple[str, str, str]] = [
     (LINE, f"{LINE}\nglobal_batch_size = np.int64(0)", "global_batch_size 0: must be at least 1"),
     (LINE, f"{LINE}\nverify_every = None", "verify_every = None: is a flag of the trainers, and must be int"),
     ("width: int = 4", "width: int", "Options.width: has no default; give it one"),
-    ("width: int = 4", "width: object = None", "Options.width: must be bool, int, float, str, None or a tuple of them"),
+    ("width: int = 4", "width: object = None", "Options.width: must be bool, int, float, str, Path, Literal, None,"),
     ("@dataclass\nclass Options", "class Options", "Options: must be a dataclass"),
     ("class Options", "class Sizes", "flax_model takes options, and the file has no dataclass Options"),
     ("def train_data():\n    return data(75, 0)", "train_data = 3", "train_data: must be a function, and is int"),

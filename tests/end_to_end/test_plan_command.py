@@ -46,6 +46,38 @@ def test_a_run_file_that_uses_jax_while_it_is_loaded_is_planned() -> None:
 
 
 @pytest.mark.large
+@pytest.mark.parametrize("width", [48, 96])
+def test_a_model_whose_products_triton_cannot_tile_is_planned(tmp_path: Path, width: int) -> None:
+    program = tmp_path / "narrow.py"
+    program.write_text(f"""
+import jax, jax.numpy as jnp, numpy as np
+from flax import nnx
+
+optimizer, WIDTH = "adamw", {width}
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.patch = nnx.Conv(3, WIDTH, (8, 8), strides=(8, 8), padding="VALID", rngs=rngs)
+        self.n1, self.n2 = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.LayerNorm(WIDTH, rngs=rngs)
+        self.qkv, self.proj = nnx.Linear(WIDTH, 3 * WIDTH, rngs=rngs), nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.up, self.down = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs), nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.patch(x).reshape(x.shape[0], -1, WIDTH)
+        b, t, c = x.shape
+        q, k, v = (a.reshape(b, t, 4, -1) for a in jnp.split(self.qkv(self.n1(x)), 3, -1))
+        x = x + self.proj(jax.nn.dot_product_attention(q, k, v).reshape(b, t, c))
+        return x + self.down(jax.nn.gelu(self.up(self.n2(x))))
+
+def flax_model(): return Net(nnx.Rngs(0))
+def flax_loss(model, batch): return (model(batch["x"]) ** 2).mean()
+def batch(step, rank): return {{"x": np.ones((4, 32, 32, 3), "f4")}}
+""")
+    printed = python("-m", "jaxddp.plan", program, "--gpus", "8", "--no-largest-batch").stdout
+    assert "4 examples per GPU  ·  8 x NVIDIA H100" in printed
+
+
+@pytest.mark.large
 def test_the_backward_pass_of_a_convnet_does_not_wait_for_the_update() -> None:
     right, fault, same = map(float, python(ROOT / "tests" / "support" / "gpu_overlap.py").stdout.split())
     assert right >= COVERED

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from jaxddp.data.sources.arrays import Arrays, mapping
 from jaxddp.data.sources.source import Job, Source
 from jaxddp.errors import InputError, TrainingError, described
+from jaxddp.scripts import PREFIX
 
 READER = "jaxddp.data.sources.reader"
 AHEAD = 2  # batches that are asked of each worker before the first is used
@@ -211,7 +212,8 @@ def _pickled(source: Source) -> memoryview:
 def _is_loaded_from_elsewhere(name: str, module: Any) -> bool:
     """Return whether a module of a Python file is not the one that an import of its name finds."""
     file = getattr(module, "__file__", None)
-    if "." in name or not file or not file.endswith(".py") or file.startswith(sys.base_prefix):
+    of_package = "." in name and not name.rpartition(".")[2].startswith(PREFIX)
+    if of_package or not file or not file.endswith(".py") or file.startswith(sys.base_prefix):
         return False
     specs = (finder.find_spec(name, None) for finder in sys.meta_path)  # editable installs have finders of their own
     found = next((spec for spec in specs if spec is not None), None)

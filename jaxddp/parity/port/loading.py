@@ -27,7 +27,7 @@ CHECKED = {
 }
 # ... and others that change the updates, or what is saved of them.
 UNCHECKED = (
-    *(f.name for group in (Parameters, Communication) for f in fields(group) if f.name != "weights"),
+    *(f.name for group in (Parameters, Communication) for f in fields(group) if "weights" not in f.name),
     *("remat", "ema_decay", "swa_start", "join", "amp"),
 )
 BATCHES = {"batch", "torch_batch", "flax_batch"}

@@ -214,7 +214,7 @@ def test_torch_ref_saves_between_epochs_only() -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    ["--keep-checkpoints 5", "--keep-best", "--stall-timeout 60.0", "--join-timeout 60.0", "--steps-per-dispatch 4"],
+    ["--keep-checkpoints 5", "--stall-timeout 60.0", "--join-timeout 60.0", "--steps-per-dispatch 4"],
 )
 def test_torch_ref_refuses_options_without_effect_there(flags: str) -> None:
     cli.parse(TrainConfig, flags.split(), "train")

@@ -1,6 +1,7 @@
 """Prediction, report and picture of a short program that no compiler made."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -8,10 +9,11 @@ from jax import numpy as jnp
 
 from jaxddp import optim
 from jaxddp.config.hardware import GPUS, KERNEL_SECONDS
+from jaxddp.errors import InputError
 from jaxddp.nn.losses import Sums
 from jaxddp.plan import advice
 from jaxddp.plan.batch import Largest
-from jaxddp.plan.compiled import CompiledStep
+from jaxddp.plan.compiled import CompiledStep, Compiler
 from jaxddp.plan.picture import draw
 from jaxddp.plan.prediction import COUNTS, Prediction
 from jaxddp.plan.report import PlanReport, scaled
@@ -86,6 +88,52 @@ def test_the_report_has_every_part() -> None:
     ):
         assert part in text, part
     assert max(map(len, text.splitlines())) <= 120
+
+
+class Lowered:
+    """Stand in for a lowered step that XLA cannot compile with its default products, or not at all."""
+
+    def __init__(self, reason: str, always: bool = False):
+        self.reason, self.always, self.asked = reason, always, []  # type: ignore[var-annotated]
+
+    def compile(self, compiler_options: dict[str, object]) -> "Lowered":
+        self.asked.append(compiler_options)
+        if self.always or "xla_gpu_enable_triton_gemm" not in compiler_options:
+            raise RuntimeError(self.reason)
+        return self
+
+    def as_text(self) -> str:
+        return TEXT
+
+    def memory_analysis(self) -> SimpleNamespace:
+        sizes = dict.fromkeys(("argument", "output", "alias", "temp"), 0)
+        return SimpleNamespace(**{f"{name}_size_in_bytes": size for name, size in sizes.items()})
+
+
+NO_TILES = "INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.48\nand more"
+
+
+def compiler_of(lowered: Lowered) -> Compiler:
+    return Compiler(SimpleNamespace(lower=lambda replicas, size: lowered), None)  # type: ignore[arg-type]
+
+
+def test_a_product_that_triton_cannot_tile_is_left_to_cublas_and_the_report_says_so() -> None:
+    lowered = Lowered(NO_TILES)
+    compiler = compiler_of(lowered)
+    first, second = (compiler.compile(16, {"xla_gpu_x": True}) for _ in range(2))
+    assert [len(options) for options in lowered.asked] == [1, 2, 2]  # once without success
+    assert first.fallback == second.fallback == {"xla_gpu_enable_triton_gemm": False}
+    text = str(report(after=dataclasses.replace(prediction(), compiled=first), largest=None))
+    assert "xla_gpu_enable_triton_gemm=false, without which XLA finds no tile sizes" in text
+    assert "triton" not in str(report())
+
+
+@pytest.mark.parametrize(("reason", "attempts"), [(NO_TILES, 2), ("RESOURCE_EXHAUSTED: shared memory", 1)])
+def test_what_xla_cannot_compile_at_all_is_one_line(reason: str, attempts: int) -> None:
+    lowered = Lowered(reason, always=True)
+    with pytest.raises(InputError, match=r"^--batch-size 16: XLA cannot compile the step: ") as raised:
+        compiler_of(lowered).compile(16, {})
+    assert len(lowered.asked) == attempts and "\n" not in str(raised.value)
 
 
 def test_too_large_programs_do_not_fit() -> None:

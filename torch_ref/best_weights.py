@@ -1,0 +1,53 @@
+"""Weights with the best metric of a test, for `--keep-best`."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxddp.tracking.run_log import RunLog
+from torch_ref.local_sgd import shown
+from torch_ref.weights import save_weights
+
+if TYPE_CHECKING:
+    from torch_ref.train_loop import Run
+
+BEST_FILE = "model_best.safetensors"
+
+
+class BestWeights:
+    """The file of the weights whose `--best-metric` was best among the steps with a checkpoint.
+
+    Args:
+        run: the run.
+        log: log of the run.
+        notes: those of the checkpoint from which the run continues.
+    """
+
+    def __init__(self, run: "Run", log: RunLog, notes: Mapping[str, Any]):
+        self._run, self._log = run, log
+        self._best, self._step = notes.get("best", (None, 0))
+
+    @property
+    def notes(self) -> tuple[float | None, int]:
+        """Note of a checkpoint, for `notes["best"]`: the metric and its step."""
+        return self._best, self._step
+
+    def tested(self, metrics: Mapping[str, float]) -> None:
+        """Write the weights, on rank 0, if the test at this checkpoint is the best one; all ranks must call it."""
+        run, config = self._run, self._run.config
+        value = metrics.get(config.best_metric, math.nan)
+        sign = 1 if config.best_mode == "min" else -1
+        worse = self._best is not None and not sign * value < sign * self._best
+        if not config.keep_best or config.output is None or math.isnan(value) or worse:
+            return
+        self._best, self._step = value, run.state.step
+        with shown(run.state.module, config, run.world):
+            if run.world.rank == 0:
+                with self._log.writing():
+                    save_weights(Path(config.output) / BEST_FILE, run.state.module)
+
+    def tell(self) -> None:
+        """Print the step of the weights at the end of the run."""
+        if self._best is not None:
+            self._log.note(f"{BEST_FILE} has the weights of step {self._step}")
