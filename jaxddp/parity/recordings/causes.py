@@ -77,7 +77,7 @@ def of_updates(
     shown = any(step["clipped_gradients"] for step in jax)
     epsilon = jax_run.epsilon
     rounding = [epsilon * coarseness(step) for step in jax]
-    betas = [beta for step in torch for group in step.notes["groups"] for beta in group.get("betas", ())]
+    betas = [beta for step in torch for group in step.notes["groups"] for beta in np.ravel(group.get("betas", ()))]
     lost = BIAS_ROUNDING / max(1 - max(betas, default=0.0), 1e-6) if betas else 0.0
     floor = epsilon * (OPTIMIZER_ROUNDING + lost) + max(rounding)
     evidence = OptimizerEvidence(
