@@ -96,7 +96,17 @@ def of_updates(
         return Updates(residuals, floor, Ruling((), None))
     if floor > COARSEST:
         return Updates(residuals, floor, Ruling((), None, cut_short=True))
-    return Updates(residuals, floor, explain_optimizer(evidence, floor))
+    return Updates(residuals, floor, simplest_first(explain_optimizer(evidence, floor)))
+
+
+def simplest_first(ruling: Ruling) -> Ruling:
+    """Order the hypotheses that a run cannot tell apart: something is missing, an option differs, gradients do.
+
+    Float32 tells little apart: beside a decay that is missing, one that hardly acts explains the updates as well. Other
+    gradients than JAX's come last, because those that the optimizer got are recorded.
+    """
+    order = tuple(sorted(ruling.named, key=lambda one: (not one.removes, "loss_scale" in one.faults)))
+    return replace(ruling, named=order)
 
 
 def _optimizer_step(torch: RecordedStep, jax: RecordedStep, alignment: Alignment, clipping: Clipping) -> OptimizerStep:
