@@ -131,6 +131,7 @@ class TorchLoop:
             "samples": {name: x[None] for name, x in identified(batches).items()},
             "local_loss": {"loss": np.asarray([loss])},
             "local_gradients": {name: x[None] for name, x in self._local.items()} if self._world_size > 1 else {},
+            "replica_gradients": {n: x[None] for n, x in self._gradients.items()} if self._world_size > 1 else {},
             "norms": self._norms if self.rank == 0 else {n: x for n, x in self._norms.items() if n.startswith("local")},
         }
         entries = {name: [list(x.shape), str(x.dtype)] for name, x in batches[-1].items()} if batches else {}
@@ -172,7 +173,7 @@ class TorchLoop:
     def _after_backward(self) -> None:
         """Keep the gradients as DDP has reduced them, before anything clips them."""
         self._queued = False
-        if self.rank == 0:
+        if self.rank == 0 or self._world_size > 1:
             self._gradients = self._taken("gradients", self._with_gradients(), self._current_scale())
 
     @_kept_from_the_user

@@ -214,6 +214,10 @@ class Comparison:
         located_there = self._judgement.first.get("gradients")
         if located_there is None or self._alignment is None:
             return
+        if (cause := causes.of_torch_reduction(self._torch, self._torch_run.epsilon)) is not None:
+            detail = "torch's gradients are not the mean of its own local gradients"
+            yield _difference("gradients", located_there, cause, detail=detail)
+            return
         numbers, apart = self._judgement.numbers, self._judgement.apart
         near = [
             i

@@ -65,8 +65,8 @@ class Part:
             elif stage in SHAPELESS or name in self._shapes:
                 says = f"{shortened(key)} has shape {value.shape}, which {LINES} contradicts"
                 raise InputError(f"{path}: damaged: {says}")
-        needed = {"local_loss", *self.lines[number]["stages"], *(WHOLE if "groups" in self.lines[number] else ())}
-        if missing := needed - stages.keys() - {"optimizer_state"}:
+        needed = {"local_loss", *(WHOLE if "groups" in self.lines[number] else ())}
+        if missing := needed - stages.keys():
             raise InputError(f"{path}: damaged: has no {listed(sorted(missing), joint=', ')}")
         for stage in WHOLE:
             if stage in stages and stages[stage].keys() != self._parameters:
@@ -246,7 +246,6 @@ HEADER: dict[str, Check] = {
 OF_TORCH: dict[str, Check] = {"optimizer": _is_text, "tied": _maps_to(_is_text), "modules": _maps_to(_is_module)}
 STEP: dict[str, Check] = {
     **dict.fromkeys(("step", "micro_batches"), _is_count),
-    "stages": _are(_is_text),
     "loss": _is_number,
     "entries": _maps_to(_is_entry),
     "kinked": _maybe(_are(_is_text)),

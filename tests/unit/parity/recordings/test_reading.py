@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jaxddp.errors import InputError
 from jaxddp.parity import compare_runs
@@ -52,6 +53,11 @@ def step_is(path: Path, number: object) -> None:
 def replaced(path: Path, make: Callable[[Path], object]) -> None:
     path.unlink()
     make(path)
+
+
+def without(path: Path, key: str) -> None:
+    """Leave arrays out whose names begin so."""
+    save_file({name: x for name, x in load_file(path).items() if not name.startswith(key)}, path)
 
 
 def link_out(path: Path) -> None:
@@ -108,7 +114,8 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: header_with(path, tied={"a": "b"}), "description of its model is damaged"),
     (lambda path: step_with(path, groups=[{}]), "damaged: groups"),
     (lambda path: step_with(path, entries=None), "damaged: entries is None"),
-    (lambda path: step_with(path, stages=["gradients", "x"]), "damaged: has no x"),
+    (lambda path: without(path / ARRAYS, "update"), "damaged: has no update"),
+    (lambda path: without(path / ARRAYS, "params|0.bias"), "damaged: params lack some parameters"),
     (lambda path: header_with(path, side="jax"), "is a recording of jax; must be of torch"),
 ]
 
