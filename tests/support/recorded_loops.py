@@ -87,8 +87,10 @@ def train_torch(
 
 def _summed(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """All-reduce without a division."""
-    reduced = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-    return reduced.then(lambda future: future.value()[0])
+    dist.all_reduce(bucket.buffer())
+    reduced = torch.futures.Future[torch.Tensor]()
+    reduced.set_result(bucket.buffer())
+    return reduced
 
 
 def train_ranks(folder: Path, world_size: int = 2, *runs: Mapping[str, Any]) -> None:

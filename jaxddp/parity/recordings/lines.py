@@ -63,7 +63,7 @@ class Part:
             if self._fits(stage, name, value):
                 stages.setdefault(stage, {})[name] = value
             elif stage in SHAPELESS or name in self._shapes:
-                says = f"{shortened(key)} has shape {value.shape}, which {LINES} contradicts"
+                says = f"{shortened(repr(key))} has shape {value.shape}, which {LINES} contradicts"
                 raise InputError(f"{path}: damaged: {says}")
         needed = {"local_loss", *(WHOLE if "groups" in self.lines[number] else ())}
         if missing := needed - stages.keys():
@@ -120,7 +120,7 @@ def read_part(folder: Path, rank: int) -> Part:
         header, *lines, last = _checked(path).read_bytes().split(b"\n")
         described = _parsed(header)
         if (form := described.get("format")) != FORMAT:
-            raise InputError(f"{path}: format is {form!r}; must be {FORMAT!r}")
+            raise InputError(f"{path}: format is {shortened(repr(form))}; must be {FORMAT!r}")
         _check(described, HEADER | (OF_TORCH if described.get("side") == "torch" else {}))
         steps = [_parsed(line) for line in lines]
         if whole := _whole(last):

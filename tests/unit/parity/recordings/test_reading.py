@@ -3,15 +3,18 @@
 import json
 import os
 import shutil
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
+from torch import nn
 
 from jaxddp.errors import InputError
-from jaxddp.parity import compare_runs
+from jaxddp.parity import Recorder, compare_runs
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.recorder.batches import identified
 from jaxddp.parity.recorder.files import step_file
@@ -182,6 +185,23 @@ def test_a_process_may_lack_the_last_steps_and_no_others(runs: Path, tmp_path: P
     (path / "rank1/run.jsonl").write_text("\n".join([lines[0], lines[2], ""]))
     with pytest.raises(InputError, match="rank1 lacks step 1"):
         Recording(path)
+
+
+def test_names_of_a_recording_are_printed_without_control_characters(tmp_path: Path) -> None:
+    odd, x = "a\n\x1b[2J\x07", np.ones((4, 3), np.float32)
+    model = nn.Sequential(OrderedDict({odd: nn.Linear(3, 2, bias=False)}))
+    kernel = model.state_dict()[f"{odd}.weight"].numpy().T.copy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(tmp_path / "torch", 1)
+    recorder.watch(model, optimizer)
+    recorder.step({odd: x}, 0.0)
+    for name in (odd, f"{odd}b"):  # a pair, and none
+        recorder = Recorder(tmp_path / "jax", 1, overwrite=True)
+        recorder.watch({name: {"kernel": kernel}})
+        recorder.step({odd: x}, 1.0, updates={name: {"kernel": kernel}}, grads={name: {"kernel": kernel}})
+        lines = str(compare_runs(tmp_path / "torch", tmp_path / "jax")).split("\n")
+        assert any("x1b[2J" in line for line in lines)
+        assert all(line.isprintable() for line in lines)
 
 
 class Step(RecordedStep):
