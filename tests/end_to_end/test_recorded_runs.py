@@ -11,6 +11,9 @@ import optax
 import pytest
 
 from jaxddp.distributed.ports import free_port
+from jaxddp.parity import compare_runs
+from jaxddp.parity.recordings.causes import of_torch_reduction
+from jaxddp.parity.recordings.run import Recording
 from jaxddp.parity.report.json_form import from_json
 from tests.support.recorded_loops import batch_of, train_jax, train_ranks, train_torch
 
@@ -22,10 +25,42 @@ def compare(*words: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Record two gloo ranks, which import no jax."""
-    folder = tmp_path_factory.mktemp("ranks") / "torch"
-    train_ranks(folder)
-    return folder
+    """Record two gloo ranks, which import no jax: right ones as "torch", and those of `TORCH_RUNS`."""
+    folder = tmp_path_factory.mktemp("ranks")
+    train_ranks(folder, 2, {"name": "torch"}, *({"name": name, **options} for name, (options, _) in TORCH_RUNS.items()))
+    return folder / "torch"
+
+
+# Options of `train_torch`, and the fault in torch's reduction; "": there is none.
+TORCH_RUNS: dict[str, tuple[dict[str, object], str]] = {
+    "no DDP": ({"reduce": "none"}, "no_sync"),
+    "no DDP, clipped": ({"reduce": "none", "clip": 0.5}, "no_sync"),
+    "sum": ({"reduce": "sum"}, "sum_not_mean"),
+    "sum by hand": ({"reduce": "sum by hand"}, "sum_not_mean"),
+    "no_sync inverted": ({"reduce": "early", "accumulate": 3}, "synchronised_early"),
+    "micro-batches, no DDP": ({"reduce": "none", "accumulate": 2}, "no_sync"),
+    "micro-batches": ({"reduce": "late", "accumulate": 3}, ""),
+    "mean by hand": ({"reduce": "by hand", "clip": 0.5}, ""),
+    "clipped": ({"clip": 0.5}, ""),
+}
+
+
+@pytest.mark.parametrize("run", TORCH_RUNS)
+def test_a_fault_in_torchs_own_reduction_is_named_from_its_local_gradients(run: str, ranks: Path) -> None:
+    recording = Recording(ranks.parent / run)
+    cause = of_torch_reduction([*recording.steps.values()], recording.epsilon)
+    assert (cause.names[0] if cause else "") == TORCH_RUNS[run][1]
+    if cause:
+        assert cause.says[0].startswith("in torch, ") and "off the mean of its local gradients" in cause.measured
+
+
+def test_a_fault_in_torchs_own_reduction_is_the_cause_of_different_gradients(ranks: Path, tmp_path: Path) -> None:
+    train_jax(tmp_path / "jax", replicas=2, local=True)
+    for run, name in (("no DDP", "no_sync"), ("sum", "sum_not_mean")):
+        report = compare_runs(ranks.parent / run, tmp_path / "jax")
+        first = report.differences[0]
+        assert first.stage == "gradients" and first.cause and first.cause.names == (name,), str(report)
+        assert "torch's gradients are not the mean of its own local gradients" in first.detail
 
 
 def test_two_ranks_and_two_replicas_are_equal(ranks: Path, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Small training loops in torch and in JAX with a recorder in them, and mistakes that may be planted in JAX's."""
 
+import contextlib
 import multiprocessing
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,21 @@ def train_torch(
     make: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.AdamW(p, lr=1e-2),
     schedule: Callable[[int], float] | None = None,
     dtype: str = "float32",
+    reduce: str = "mean",
     **options: Any,
 ) -> None:
-    """Train and record this process's part of a run, under DDP if a process group is there."""
+    """Train and record this process's part of a run, under DDP if a process group is there.
+
+    Args:
+        reduce: "mean" of the gradients over the ranks; "sum"; "none", without DDP; "by hand" or "sum by hand", without
+            DDP and before the update; "early", with no_sync around the last micro-batch; "late", around all others.
+    """
     model: nn.Module = torch_model(dtype=dtype)
     rank = dist.get_rank() if dist.is_initialized() else 0
-    if dist.is_initialized():
+    if dist.is_initialized() and reduce in ("mean", "sum", "early", "late"):
         model = nn.parallel.DistributedDataParallel(model)
+        if reduce == "sum":
+            model.register_comm_hook(None, _summed)
     optimizer = make(model.parameters())
     rate = optimizer.param_groups[0]["lr"]
     recorder = Recorder(folder, recorded, **options)
@@ -60,22 +69,40 @@ def train_torch(
         optimizer.zero_grad()
         for piece in range(accumulate):
             batch = {n: torch.from_numpy(x) for n, x in batch_of(step + 100 * piece, rank, dtype).items()}
-            loss = nn.functional.cross_entropy(model(batch["x"]), batch["y"])
-            (loss / accumulate).backward()
+            is_last = piece == accumulate - 1
+            alone = reduce == ("early" if is_last else "late")
+            with model.no_sync() if alone else contextlib.nullcontext():  # type: ignore[operator]
+                loss = nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+                (loss / accumulate).backward()
             if piece < accumulate - 1:
                 recorder.micro_batch(batch, loss)
+        for p in model.parameters() if "by hand" in reduce else ():
+            dist.all_reduce(p.grad, op=dist.ReduceOp.SUM)
+            p.grad /= 1 if "sum" in reduce else dist.get_world_size()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         recorder.step(batch, loss)
 
 
-def train_ranks(folder: Path, world_size: int = 2, **options: Any) -> None:
-    """Train with this many gloo ranks, a process each."""
+def _summed(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """All-reduce without a division."""
+    dist.all_reduce(bucket.buffer())
+    reduced = torch.futures.Future[torch.Tensor]()
+    reduced.set_result(bucket.buffer())
+    return reduced
+
+
+def train_ranks(folder: Path, world_size: int = 2, *runs: Mapping[str, Any]) -> None:
+    """Train with this many gloo ranks, a process each.
+
+    Args:
+        runs: options of `train_torch`, with the `name` of a folder within `folder` for each; (): one run in `folder`.
+    """
     context = multiprocessing.get_context("spawn")
     store = folder.with_name(f"{folder.name}-store")
     children = [
-        context.Process(target=_rank, args=(rank, world_size, store, folder, options)) for rank in range(world_size)
+        context.Process(target=_rank, args=(rank, world_size, store, folder, runs)) for rank in range(world_size)
     ]
     for child in children:
         child.start()
@@ -84,10 +111,11 @@ def train_ranks(folder: Path, world_size: int = 2, **options: Any) -> None:
     assert all(child.exitcode == 0 for child in children)
 
 
-def _rank(rank: int, world_size: int, store: Path, folder: Path, options: Mapping[str, Any]) -> None:
+def _rank(rank: int, world_size: int, store: Path, folder: Path, runs: Sequence[Mapping[str, Any]]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(str(store), world_size), rank=rank, world_size=world_size)
-    train_torch(folder, **options)
+    for options in runs or ({"name": ""},):
+        train_torch(folder / options["name"], **{key: x for key, x in options.items() if key != "name"})
     dist.destroy_process_group()
     assert "jax" not in sys.modules, "the recorder of a torch loop imports no jax"
 

@@ -33,6 +33,11 @@ EDITS: dict[str, Fault] = {
     ),
     "addend": Fault("the port adds a number", "add what the reference adds"),
     "factor": Fault("a result or its gradient has another factor", "give it the factor that the reference has"),
+    "penalty_in_loss": Fault(
+        "the loss of one side has an L2 penalty of the weights",
+        "give both sides the penalty, or neither: a weight decay c as torch's Adam and SGD have it, and "
+        "optax.add_decayed_weights(c) in front of the optimizer, is c / 2 times the sum of the squares in the loss",
+    ),
     "schedule": Fault(
         "the learning rate follows another schedule",
         "return torch's rate for update t, counted from 0 over the whole run: optax.cosine_decay_schedule(lr, T_max, "

@@ -92,10 +92,10 @@ def causes_of(ruling: Ruling, optimizer: TorchOptimizer, residual: float) -> Ite
         says: dict[str, str] = {}
         for parts in of_each:
             says.setdefault(*parts[position])
-        first = ruling.named[0]
+        first, worst = ruling.named[0], max(hypothesis.residual for hypothesis in ruling.named)
         lines = ruling.lines[position] if position < len(ruling.lines) else Lines()
         lines = where_stated(lines, says[first.faults[position]])
-        yield Cause.of(tuple(says), tuple(says.values()), first.residual, runner_up, optimizer, first.measured, lines)
+        yield Cause.of(tuple(says), tuple(says.values()), worst, runner_up, optimizer, first.measured, lines)
 
 
 def _in_order(hypothesis: Hypothesis, faults: Sequence[str]) -> list[tuple[str, str]]:

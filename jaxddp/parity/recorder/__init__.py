@@ -13,7 +13,7 @@ Nothing that is read from these files can run code. Stages of a step, with one p
     local_loss          "loss" of each replica of the process, (R,)
     local_gradients     before the all-reduce, (R, ...); left out in a run of one replica
     gradients           as the all-reduce returns them; rank 0, like all that follow
-    replica_gradients   the same on each replica, (R, ...), where the replicas differ
+    replica_gradients   the same on each replica, (R, ...); of JAX only where the replicas differ
     clipped_gradients   as the optimizer gets them, where they differ from the gradients
     params              before the step
     update              what the step adds to the parameters

@@ -39,7 +39,7 @@ class RecordingWriter:
     """
 
     def __init__(self, folder: Path, rank: int, overwrite: bool = False):
-        self._folder = rank_folder(folder, rank)
+        self._folder, self._rank = rank_folder(folder, rank), rank
         if (self._folder / LINES).exists():
             if not overwrite:
                 raise InputError(f"{folder}: has a recording; name a new folder, or give overwrite=True")
@@ -47,7 +47,11 @@ class RecordingWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Write the line that describes the run."""
+        """Write the line that describes the run; the first process removes what more processes have left."""
+        count = header.get("world_size", 1)
+        while self._rank == 0 and ((later := rank_folder(self._folder.parent, count)) / LINES).exists():
+            shutil.rmtree(later)
+            count += 1
         self._add({"format": FORMAT, **header})
 
     def write(self, step: int, stages: Stages, notes: Mapping[str, Any]) -> None:

@@ -39,7 +39,7 @@ class JaxLoop:
         if self._module is None and optimizer is not None:
             raise InputError("Recorder.watch: optimizer: taken for a module of nnx or torch; give opt_state to step")
         parts = self._parts({"params": model})
-        if not jax.tree.leaves(parts.get("params")):
+        if not _named(parts.get("params")):
             raise InputError("Recorder.watch: must be a tree of arrays, a state with params, or a module of nnx")
         self._structure: Any = jax.tree.structure(parts["params"])
         params, buffers = self._flat(parts["params"]), self._flat(parts.get("buffers", {}))
@@ -63,24 +63,32 @@ class JaxLoop:
         """Return the arrays of a batch that this process has."""
         return entries_of(jax.tree.map(_of_process, batch))
 
+    def check(self, values: dict[str, Any]) -> None:
+        """Raise `InputError` if a step's values have unknown names."""
+        if unknown := sorted(values.keys() - {*TREES, "lr"}):
+            raise InputError(f"Recorder.step: {listed(unknown)}: unknown; must be among {', '.join((*TREES, 'lr'))}")
+
+    def stop(self) -> None:
+        """Stop watching: there are no hooks."""
+
     def arm(self, values: dict[str, Any]) -> None:
         """Copy the parameters before the next step; they may be donated to it."""
         parts = self._parts(values)
-        params = self._flat(parts["params"]) if "params" in parts else {}
+        params = self._flat(parts["params"], "params") if "params" in parts else {}
         self._before, self._norms = self._taken("params", params)
 
     def take(self, batches: list[Entries], losses: list[Any], values: dict[str, Any]) -> tuple[Stages, dict[str, Any]]:
         """Return the step.
 
         Raises:
-            InputError: a value has an unknown name, or other arrays than the parameters.
+            InputError: a value has other arrays than the parameters, or another number of replicas.
         """
-        if unknown := sorted(values.keys() - {*TREES, "lr"}):
-            raise InputError(f"Recorder.step: {listed(unknown)}: unknown; must be among {', '.join((*TREES, 'lr'))}")
         parts = self._parts(values)
         of_ranks = self._of_replicas(batches)
         samples = [identified(rank) for rank in of_ranks]
         loss = np.mean([np.atleast_1d(to_array(_of_process(one))).astype(np.float64) for one in losses], axis=0)
+        if loss.shape not in ((1,), (self._replicas,)):
+            raise InputError(f"Recorder.step: loss: has shape {loss.shape}; must be a scalar, or stacked as params are")
         stages: dict[str, Mapping[str, np.ndarray]] = {
             "samples": {name: np.stack([one[name] for one in samples]) for name in samples[0]},
             "local_loss": {"loss": loss},
@@ -101,7 +109,7 @@ class JaxLoop:
                 n: np.stack([kept({n: one}, self._limit)[n] for one in (x if self._stacked else x[None])])
                 for n, x in local.items()
             }
-        after = self._taken("", self._flat(parts["params"]))[0] if "params" in parts else {}
+        after = self._taken("", self._flat(parts["params"], "params"))[0] if "params" in parts else {}
         if self._before:
             stages["params"] = self._before
         if after and self._before and "update" not in stages:
@@ -172,8 +180,12 @@ class JaxLoop:
     def _of_replicas(self, batches: list[Entries]) -> list[list[Entries]]:
         if not self._stacked:
             return [batches]
-        replicas = max((len(x) for batch in batches for x in batch.values()), default=1)
-        return [[{name: x[place] for name, x in batch.items()} for batch in batches] for place in range(replicas)]
+        if odd := {len(x) for batch in batches for x in batch.values()} - {self._replicas}:
+            raise InputError(
+                f"Recorder.step: batch: its first axis has {odd.pop()}; must be {self._replicas}, the replicas"
+            )
+        replicas = range(self._replicas)
+        return [[{name: x[place] for name, x in batch.items()} for batch in batches] for place in replicas]
 
     def _states(self, opt_state: Any) -> Arrays:
         """Return the parts of an optimizer's state that have an array for each parameter, "mu:name"."""

@@ -1,12 +1,15 @@
 """The recorder that a training loop of either framework calls."""
 
+import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, shortened
+from jaxddp.files import writing
 from jaxddp.parity.recorder.batches import Entries
 from jaxddp.parity.recorder.files import RecordingWriter, Stages
 
@@ -21,8 +24,14 @@ class Loop(Protocol):
     def header(self) -> dict[str, Any]:
         """Describe the run for the first line of the recording."""
 
+    def check(self, values: dict[str, Any]) -> None:
+        """Raise `InputError` if a step's values have unknown names."""
+
     def arm(self, values: dict[str, Any]) -> None:
         """Prepare for the next step, which is recorded; `values` are those of the step before it."""
+
+    def stop(self) -> None:
+        """Stop watching."""
 
     def take(self, batches: list[Entries], losses: list[Any], values: dict[str, Any]) -> tuple[Stages, dict[str, Any]]:
         """Return stages and notes of the step that has just been taken, and stop watching."""
@@ -34,7 +43,9 @@ class Loop(Protocol):
 class Recorder:
     """Recorder of a training loop in torch or JAX, which stays as it is.
 
-    Nothing of the loop changes, and steps that are not recorded cost a counter. In torch:
+    Nothing of the loop changes, and steps that are not recorded cost a counter. Wrong arguments raise `InputError` in
+    the constructor, in `watch` and in the first call of `step`. Whatever fails later, such as writing to a full disk,
+    ends the recording with a line on stderr, and never the training. In torch:
 
         recorder = Recorder("torch_run")
         recorder.watch(model, optimizer)  # model: with DistributedDataParallel or without
@@ -63,7 +74,7 @@ class Recorder:
         overwrite: replace a recording that the folder has.
 
     Raises:
-        InputError: a step is not a positive integer.
+        InputError: an argument is wrong.
 
     >>> import tempfile, torch
     >>> model = torch.nn.Linear(3, 1)
@@ -90,16 +101,18 @@ class Recorder:
         limit: int = LIMIT,
         overwrite: bool = False,
     ):
+        if not isinstance(folder, str | Path):
+            raise InputError(f"Recorder: folder {shortened(repr(folder))}: must be a path")
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise InputError(f"Recorder: limit {shortened(repr(limit))}: must be an integer, at least 1")
         self._folder, self._limit, self._overwrite = Path(folder), limit, overwrite
         self._left = _numbers(steps)
-        if limit < 1:
-            raise InputError(f"Recorder: limit {limit}: must be at least 1")
         self._count = 0  # steps taken
         self._loop: Loop | None = None
         self._writer: RecordingWriter | None = None
         self._batches: list[Entries] = []
         self._losses: list[Any] = []
-        self._next = self._left.pop() if self._left else 0
+        self._next, self._last = next(self._left, 0), 0  # step to record, and the last one that is
 
     @property
     def due(self) -> bool:
@@ -117,32 +130,48 @@ class Recorder:
                 array has a leading axis of replicas, as under `jax.pmap`.
 
         Raises:
-            InputError: the folder has a recording, or an argument is of another kind.
+            InputError: the folder has a recording or cannot be written, or an argument is of another kind.
         """
+        if self._loop is not None:
+            raise InputError("Recorder: watch was called before; each model needs a recorder of its own")
+        try:
+            loop = self._loop_of(model, optimizer, options)
+            header = {**loop.header(), "limit": self._limit}
+            with writing(InputError, self._folder):
+                self._writer = RecordingWriter(self._folder, loop.rank, self._overwrite)
+                if self.due:
+                    loop.arm({"params": model})
+                self._writer.begin(header)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"Recorder.watch: {_described(error)}") from error
+        self._loop = loop
+
+    def _loop_of(self, model: Any, optimizer: Any, options: dict[str, Any]) -> Loop:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(model, torch.nn.Module):
             from jaxddp.parity.recorder.torch_loop import TorchLoop
 
-            self._loop = TorchLoop(model, optimizer, self._limit, **options)
-        else:
-            from jaxddp.parity.recorder.jax_loop import JaxLoop
+            return TorchLoop(model, optimizer, self._limit, **options)
+        from jaxddp.parity.recorder.jax_loop import JaxLoop
 
-            self._loop = JaxLoop(model, optimizer, self._limit, **options)
-        self._writer = RecordingWriter(self._folder, self._loop.rank, self._overwrite)
-        self._writer.begin({**self._loop.header(), "limit": self._limit})
-        if self.due:
-            self._loop.arm({"params": model})
+        return JaxLoop(model, optimizer, self._limit, **options)
 
     def micro_batch(self, batch: Any, loss: Any) -> None:
         """Note a micro-batch of a step that accumulates gradients; `step` gets the last one.
 
         Args:
             batch, loss: see `step`.
+
+        Raises:
+            InputError: `watch` was not called.
         """
+        loop = self._watched
         if self.due:
-            assert self._loop is not None, "watch comes first"
-            self._batches.append(self._loop.entries(batch))
-            self._losses.append(loss)
+            with self._training_goes_on(loop):
+                self._batches.append(loop.entries(batch))
+                self._losses.append(loss)
 
     def step(self, batch: Any, loss: Any, **values: Any) -> None:
         """Note that a step has been taken, after the optimizer's update.
@@ -156,25 +185,66 @@ class Recorder:
                 after the step; `state` for the last of these together; `lr`, the learning rate. Trees of arrays.
 
         Raises:
-            InputError: `watch` was not called, or a tree has other arrays than the parameters.
+            InputError: `watch` was not called; in the first call: a value is unknown, or a tree has other arrays than
+                the parameters.
         """
-        if self._loop is None or self._writer is None:
-            raise InputError("Recorder: step was called before watch")
-        if self.due:
-            batches = [*self._batches, self._loop.entries(batch)]
-            stages, notes = self._loop.take(batches, [*self._losses, loss], values)
-            self._writer.write(self._count + 1, stages, notes)
-            self._batches, self._losses = [], []
-            self._next = self._left.pop() if self._left else 0
+        loop = self._watched
+        if self.due or not self._count:
+            with self._training_goes_on(loop):
+                loop.check(values)
+                if self.due:
+                    self._record(loop, batch, loss, values)
         self._count += 1
         if self.due:
-            self._loop.arm(values)
+            with self._training_goes_on(loop):
+                loop.arm(values)
+
+    @property
+    def _watched(self) -> Loop:
+        if self._loop is None:
+            raise InputError("Recorder: step or micro_batch was called before watch")
+        return self._loop
+
+    def _record(self, loop: Loop, batch: Any, loss: Any, values: dict[str, Any]) -> None:
+        assert self._writer is not None, "watch makes it"
+        batches = [*self._batches, loop.entries(batch)]
+        stages, notes = loop.take(batches, [*self._losses, loss], values)
+        self._writer.write(self._next, stages, notes)
+        self._batches, self._losses = [], []
+        self._next, self._last = next(self._left, 0), self._next
+
+    @contextlib.contextmanager
+    def _training_goes_on(self, loop: Loop) -> Iterator[None]:
+        """Stop the recording at an error, and say so; only a wrong argument of the first step is raised."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, InputError) and not self._count:
+                raise
+            whole = f"steps up to {self._last} are whole" if self._last else "no step is recorded"
+            says = f"{self._folder}: recording stops at step {self._next}: {shortened(_described(error), 150)}; {whole}"
+            self._next, self._batches, self._losses = 0, [], []
+            loop.stop()
+            with contextlib.suppress(OSError, ValueError):  # stderr is closed
+                print(says, file=sys.stderr, flush=True)
 
 
-def _numbers(steps: int | Iterable[int]) -> list[int]:
-    """Return the numbers of the steps to record, the first of them last."""
-    numbers = [*range(1, steps + 1)] if isinstance(steps, int) else [*steps]
-    increasing = all(one < other for one, other in pairwise(numbers))
-    if not numbers or not all(isinstance(n, int) for n in numbers) or numbers[0] < 1 or not increasing:
-        raise InputError(f"Recorder: steps {steps!r}: must be a number above 0, or increasing numbers of steps from 1")
-    return numbers[::-1]
+def _described(error: Exception) -> str:
+    """Return the first line of an error, or of one of the operating system what it says of a file."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'a file'}: {error.strerror.lower()}"
+    says = str(error).strip().partition("\n")[0]
+    return says if isinstance(error, InputError) else f"{type(error).__name__}: {says}"
+
+
+def _numbers(steps: int | Iterable[int]) -> Iterator[int]:
+    """Return the numbers of the steps to record."""
+    is_count = isinstance(steps, int) and not isinstance(steps, bool)
+    try:
+        numbers = [min(steps, 1)] if is_count else [index(n) for n in steps]  # type: ignore[type-var, union-attr]
+    except TypeError:
+        numbers = []
+    if not numbers or numbers[0] < 1 or any(one >= other for one, other in pairwise(numbers)):
+        says = "must be a number above 0, or increasing numbers of steps from 1"
+        raise InputError(f"Recorder: steps {shortened(repr(steps))}: {says}")
+    return iter(range(1, steps + 1) if isinstance(steps, int) else numbers)

@@ -1,6 +1,7 @@
 """A torch loop, seen through hooks that exist only during a step that is recorded."""
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,20 @@ from jaxddp.parity.recorder.kinks import behind_kinks
 Arrays = dict[str, np.ndarray]
 
 
+def _kept_from_the_user(hook: Callable[..., None]) -> Callable[..., None]:
+    """Keep an error of a hook for `take`: it must not end the backward pass or the update that the hook is in."""
+
+    @functools.wraps(hook)
+    def guarded(self: "TorchLoop", *args: Any) -> None:
+        if self.failure is None:
+            try:
+                hook(self, *args)
+            except Exception as error:
+                self.failure = error
+
+    return guarded
+
+
 class TorchLoop:
     """Values that a step of torch computes.
 
@@ -28,12 +43,14 @@ class TorchLoop:
         scaler: a `GradScaler` whose scale the gradients have after `backward`; None: there is none.
 
     Raises:
-        InputError: the optimizer is none of torch's.
+        InputError: the optimizer is none of torch's, or the scaler has no scale.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, limit: int, scaler: Any = None):
         if not isinstance(optimizer, Optimizer):
             raise InputError(f"Recorder.watch: optimizer: must be torch's, and is {type(optimizer).__name__}")
+        if scaler is not None and not hasattr(scaler, "get_scale"):
+            raise InputError(f"Recorder.watch: scaler: must be torch's GradScaler, and is {type(scaler).__name__}")
         ready = dist.is_available() and dist.is_initialized()
         self.rank, self._world_size = (dist.get_rank(), dist.get_world_size()) if ready else (0, 1)
         self._model, self._optimizer, self._scaler, self._limit = _unwrapped(model), optimizer, scaler, limit
@@ -41,6 +58,7 @@ class TorchLoop:
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         self._handles: list[Any] = []
         self._steps_begun = 0
+        self.failure: Exception | None = None
 
     def header(self) -> dict[str, Any]:
         """Describe the run and the model."""
@@ -68,6 +86,17 @@ class TorchLoop:
         """Return the arrays of a batch."""
         return entries_of(batch)
 
+    def check(self, values: dict[str, Any]) -> None:
+        """Raise `InputError` if a value is given, which torch's side reads from its model and optimizer."""
+        if values:
+            raise InputError(f"Recorder.step: {', '.join(values)}: not taken for a torch module, which is read itself")
+
+    def stop(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
     def arm(self, values: dict[str, Any]) -> None:
         """Put the hooks into place."""
         del values
@@ -92,25 +121,21 @@ class TorchLoop:
         self._handles.append(self._model.register_forward_pre_hook(self._note_autocast))
 
     def take(self, batches: list[Entries], losses: list[Any], values: dict[str, Any]) -> tuple[Stages, dict[str, Any]]:
-        """Return the step and remove the hooks.
-
-        Raises:
-            InputError: a value is given, which torch's side reads from its model and optimizer.
-        """
-        if values:
-            raise InputError(f"Recorder.step: {', '.join(values)}: not taken for a torch module, which is read itself")
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        """Return the step and remove the hooks; raise what has failed in one of them."""
+        del values
+        self.stop()
         skipped = not self._updated
         if skipped:  # a loss scaler left the update out
             self._before_update(self._optimizer)
             self._after_update(self._optimizer)
+        if self.failure is not None:
+            raise self.failure
         loss = float(np.mean([float(one.detach() if isinstance(one, Tensor) else one) for one in losses]))
         stages = {
             "samples": {name: x[None] for name, x in identified(batches).items()},
             "local_loss": {"loss": np.asarray([loss])},
             "local_gradients": {name: x[None] for name, x in self._local.items()} if self._world_size > 1 else {},
+            "replica_gradients": {n: x[None] for n, x in self._gradients.items()} if self._world_size > 1 else {},
             "norms": self._norms if self.rank == 0 else {n: x for n, x in self._norms.items() if n.startswith("local")},
         }
         entries = {name: [list(x.shape), str(x.dtype)] for name, x in batches[-1].items()} if batches else {}
@@ -137,6 +162,7 @@ class TorchLoop:
         notes["kinked"] = behind_kinks(losses[-1], self._parameters)
         return {stage: tensors for stage, tensors in stages.items() if tensors}, notes
 
+    @_kept_from_the_user
     def _of_backward(self, name: str, grad: Tensor) -> None:
         """Add a gradient of one backward pass, which DDP has not reduced yet."""
         count = self._backwards[name] = self._backwards.get(name, 0) + 1
@@ -149,12 +175,14 @@ class TorchLoop:
             self._queued = True
             _at_end_of_backward(lambda: _at_end_of_backward(self._after_backward))  # behind DDP's own
 
+    @_kept_from_the_user
     def _after_backward(self) -> None:
         """Keep the gradients as DDP has reduced them, before anything clips them."""
         self._queued = False
-        if self.rank == 0:
+        if self.rank == 0 or self._world_size > 1:
             self._gradients = self._taken("gradients", self._with_gradients(), self._current_scale())
 
+    @_kept_from_the_user
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
         if self.rank > 0 or self._before:
             return
@@ -164,6 +192,7 @@ class TorchLoop:
         self._clipped = self._taken("clipped_gradients", self._with_gradients())
         self._groups = [_options(group, self._names) for group in optimizer.param_groups]
 
+    @_kept_from_the_user
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._updated = True
         if self.rank == 0:
@@ -195,6 +224,7 @@ class TorchLoop:
             if isinstance(value, Tensor) and value.shape == parameter.shape
         }
 
+    @_kept_from_the_user
     def _note_autocast(self, *_: Any) -> None:
         kind = next((p.device.type for p in self._parameters.values()), "cpu")
         if torch.is_autocast_enabled(kind):

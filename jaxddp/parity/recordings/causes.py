@@ -1,12 +1,14 @@
 """Names of causes that need no replay of the loss: this module alone runs searches of `jaxddp.parity.diagnosis`."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.compare.examples import examples_in_words
+from jaxddp.parity.compare.residuals import norm
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
     OptimizerEvidence,
     OptimizerStep,
@@ -14,18 +16,29 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
     reference_residuals,
 )
 from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
+from jaxddp.parity.diagnosis.reduction.faults import wrong_means
 from jaxddp.parity.diagnosis.reduction.optimizer_gradients import explain_received
 from jaxddp.parity.diagnosis.reduction.reduction_causes import ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
-from jaxddp.parity.diagnosis.search.decide import Ruling
+from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
+from jaxddp.parity.findings import Cause
 from jaxddp.parity.recordings.aligned import Alignment, total_norm
+from jaxddp.parity.recordings.clipping_rule import CLOSE, ratio
 from jaxddp.parity.recordings.judge import coarseness
 from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import Numbers, sizes_of
-from jaxddp.parity.records import stage_norm
+from jaxddp.parity.records import Tensors, stage_norm
 
-__all__ = ["Updates", "of_gradients", "of_reduction", "of_samples", "of_updates", "samples_in_words"]
+__all__ = [
+    "Updates",
+    "of_gradients",
+    "of_reduction",
+    "of_samples",
+    "of_torch_reduction",
+    "of_updates",
+    "samples_in_words",
+]
 
 # What an optimizer in one precision leaves of a replay in float64, in units of that precision; measured: up to 4.
 OPTIMIZER_ROUNDING = 8.0
@@ -35,6 +48,17 @@ BIAS_ROUNDING = 1.0
 REDUCTION_ROUNDING = 100.0  # of a mean over replicas, in units of the precision; measured: up to 2
 COARSEST = 1e-3  # rounding of updates beyond which they support no name
 STEPS = 5  # steps on which a reduction is tried
+ENOUGH = 10  # elements, of which a multiple of the weights is no chance
+# Mistakes in torch's own reduction, and what puts them right.
+TORCH_FIXES = {
+    "no_sync": "wrap the model in torch.nn.parallel.DistributedDataParallel, call the wrapped one, and leave "
+    "model.no_sync() for the last micro-batch",
+    "synchronised_early": "put the forward and backward passes of all micro-batches but the last under "
+    "model.no_sync(), and those of the last one outside of it",
+    "sum_not_mean": "divide by the number of ranks, as DistributedDataParallel and dist.ReduceOp.AVG do",
+    "averaged_twice": "divide by the number of ranks once; DistributedDataParallel does so by itself",
+}
+EARLY = "gradients of some micro-batches are not averaged: the ranks' gradients differ, and their mean is right"
 
 
 @dataclass(frozen=True)
@@ -95,7 +119,17 @@ def of_updates(
         return Updates(residuals, floor, Ruling((), None))
     if floor > COARSEST:
         return Updates(residuals, floor, Ruling((), None, cut_short=True))
-    return Updates(residuals, floor, explain_optimizer(evidence, floor))
+    return Updates(residuals, floor, simplest_first(explain_optimizer(evidence, floor)))
+
+
+def simplest_first(ruling: Ruling) -> Ruling:
+    """Order the hypotheses that a run cannot tell apart: something is missing, an option differs, gradients do.
+
+    Float32 tells little apart: beside a decay that is missing, one that hardly acts explains the updates as well. Other
+    gradients than JAX's come last, because those that the optimizer got are recorded.
+    """
+    order = tuple(sorted(ruling.named, key=lambda one: (not one.removes, "loss_scale" in one.faults)))
+    return replace(ruling, named=order)
 
 
 def rounding_of_updates(
@@ -109,7 +143,7 @@ def rounding_of_updates(
         epsilon: their precision.
     """
     rounding = [epsilon * coarseness(step) for step in shown]
-    betas = [beta for step in torch for group in step.notes["groups"] for beta in group.get("betas", ())]
+    betas = [beta for step in torch for group in step.notes["groups"] for beta in np.ravel(group.get("betas", ()))]
     lost = BIAS_ROUNDING / max(1 - max(betas, default=0.0), 1e-6) if betas else 0.0
     return rounding, epsilon * (OPTIMIZER_ROUNDING + lost)
 
@@ -173,6 +207,43 @@ def of_reduction(jax: Sequence[RecordedStep], epsilon: float) -> tuple[float, Ru
     return worst, (explain_reduction(steps, recipe, floor=floor) if worst > floor else Ruling((), None))
 
 
+def of_torch_reduction(torch: Sequence[RecordedStep], epsilon: float) -> Cause | None:
+    """Return the mistake in torch's own reduction, which its local gradients show; None: there is none, or no name."""
+    shown = [step for step in torch[:STEPS] if step["local_gradients"] and step["gradients"]]
+    worst, ruling = of_reduction(shown, epsilon) if shown else (0.0, Ruling((), None))
+    floor = REDUCTION_ROUNDING * epsilon
+    if worst <= floor:
+        return None
+    named = [one for one in ruling.named if len(one.faults) == 1 and one.faults[0] in TORCH_FIXES]
+    replicas = len(next(iter(shown[0]["local_gradients"].values())))
+    given = [ratio(*_both(_means(step, "local_gradients"), step["clipped_gradients"])) for step in shown]
+    if None not in given:  # averaged, or summed, between the backward pass and the optimizer
+        is_sum = all(factor and math.isclose(factor, replicas, rel_tol=CLOSE) for factor in given)
+        named = [Hypothesis(("sum_not_mean",), wrong_means(replicas)[0][2], CLOSE)] if is_sum else []
+    elif not named and int(shown[0].notes["micro_batches"]) > 1:
+        means = [_both(_means(step, "local_gradients"), _means(step, "replica_gradients")) for step in shown]
+        apart = max(
+            stage_norm({n: x - of[n] for n, x in right.items()}) / (stage_norm(right) or 1.0) for right, of in means
+        )
+        named = [Hypothesis(("synchronised_early",), EARLY, apart)] if apart <= floor else []
+    if not named:
+        return None
+    fault, left = named[0].faults[0], named[0].residual
+    measured = f"torch's gradients are {worst:.2g} off the mean of its local gradients, and {left:.1g} off this"
+    return Cause((fault,), (f"in torch, {named[0].says}",), (TORCH_FIXES[fault],), left, measured=measured)
+
+
+def _means(step: RecordedStep, stage: str) -> dict[str, np.ndarray]:
+    """Return the means over the ranks."""
+    return {name: x.mean(0, dtype=float) for name, x in step[stage].items()}
+
+
+def _both(one: Tensors, other: Tensors) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return the tensors that two stages have in common, in the same order."""
+    names = [name for name in one if name in other]
+    return {name: one[name] for name in names}, {name: other[name] for name in names}
+
+
 def _reduction_step(step: RecordedStep) -> ReductionStep:
     local = {name: x.astype(float) for name, x in step["local_gradients"].items()}
     replicas = len(next(iter(local.values())))
@@ -190,8 +261,11 @@ def _reduction_step(step: RecordedStep) -> ReductionStep:
 def of_gradients(
     torch: Sequence[RecordedStep], jax: Sequence[RecordedStep], alignment: Alignment, replicas: int, floor: float
 ) -> Ruling:
-    """Name the factor, or the missing mean, by which JAX's gradients differ from torch's at equal inputs."""
-    steps = []
+    """Name the factor, or the missing mean, by which JAX's gradients differ from torch's at equal inputs.
+
+    If neither does, the difference may be a multiple of the weights, as an L2 penalty in the loss of one side adds.
+    """
+    steps, penalised = [], []
     for of_torch, of_jax in zip(torch[:STEPS], jax[:STEPS], strict=True):
         same, apart = alignment.of_jax(of_jax["gradients"]), alignment.of_jax(of_jax["replica_gradients"])
         received = {
@@ -199,4 +273,33 @@ def of_gradients(
         }
         expected = alignment.of_torch(of_torch["gradients"])
         steps.append((received, {name: x.astype(float) for name, x in expected.items()}))
-    return explain_received(steps, sizes_of(torch[0], replicas), floor)
+        params = alignment.of_torch(of_torch["params"])
+        apart = {name: x.mean(0) - expected[name] for name, x in received.items() if name in expected}
+        penalised.append((apart, {name: params[name].astype(float) for name in apart}, stage_norm(expected)))
+    ruling = explain_received(steps, sizes_of(torch[0], replicas), floor)
+    return ruling if ruling.named else decide(_penalties(penalised, floor), floor)
+
+
+def _penalties(steps: Sequence[tuple[Tensors, Tensors, float]], floor: float) -> Iterator[Hypothesis]:
+    """Yield that the gradients of the tensors that differ do so by one multiple of the weights; and that none differs.
+
+    Args:
+        steps: differences of the gradients, weights, and the norm of all gradients.
+    """
+    differing = [(x, of[name]) for apart, of, scale in steps for name, x in apart.items() if norm(x) > floor * scale]
+    if sum(x.size for x, _ in differing) < ENOUGH:
+        return
+    factor = sum(float(np.vdot(x, w)) for x, w in differing) / sum(float(np.vdot(w, w)) for _, w in differing)
+
+    def left(factor: float) -> float:
+        return max(
+            min(norm(x - share * of[name]) for share in (0.0, factor)) / (scale or 1.0)
+            for apart, of, scale in steps
+            for name, x in apart.items()
+        )
+
+    side, other = ("jax", "torch") if factor > 0 else ("torch", "jax")
+    penalty = f"an L2 penalty in {side}'s loss, {abs(factor) / 2:.4g} times the sum of the squared weights"
+    says = f"{side}'s gradients are {other}'s plus {abs(factor):.4g} times the weights, as of {penalty}"
+    yield Hypothesis(("penalty_in_loss",), says, left(factor), 1)
+    yield Hypothesis((), "no fault", left(0.0))

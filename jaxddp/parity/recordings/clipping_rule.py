@@ -7,6 +7,7 @@ import numpy as np
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, TORCH_EPSILON, Clipping
 from jaxddp.parity.recordings.aligned import total_norm
 from jaxddp.parity.recordings.run import RecordedStep
+from jaxddp.parity.records import Tensors
 
 CLOSE = 1e-4  # relative; of float32 norms and ratios over a model; measured: up to 3e-6
 DIGITS = 4  # of a norm that somebody wrote
@@ -19,11 +20,11 @@ def clipping_of(steps: Sequence[RecordedStep]) -> Clipping | None:
         before, after = step["gradients"], step["clipped_gradients"]
         if not before or not after:
             continue
-        ratio = _ratio(before, after)
-        if ratio is not None:
+        share = ratio(before, after)
+        if share is not None:
             norms.append(total_norm(step, "clipped_gradients"))
         values.append(max(float(np.abs(x).max(initial=0.0)) for x in after.values()))
-        if ratio is None and not _is_clamped(before, after, values[-1]):
+        if share is None and not _is_clamped(before, after, values[-1]):
             return None
     if norms and len(norms) == len(values) and np.ptp(norms) <= CLOSE * max(norms):
         return Clipping(_written(float(np.mean(norms))))
@@ -32,8 +33,14 @@ def clipping_of(steps: Sequence[RecordedStep]) -> Clipping | None:
     return None if values else NOT_CLIPPED
 
 
-def _ratio(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> float | None:
-    """Return the factor that all elements have in common; None: there is none."""
+def ratio(before: Tensors, after: Tensors) -> float | None:
+    """Return the factor that all elements have in common; None: there is none.
+
+    >>> ratio({"w": np.ones(2)}, {"w": np.full(2, 0.5)}), ratio({"w": np.ones(2)}, {"w": np.arange(2.0)})
+    (0.5, None)
+    """
+    if not before or not after:
+        return None
     one, other = (np.concatenate([np.ravel(x) for x in side.values()]).astype(float) for side in (before, after))
     if one.shape != other.shape or not (square := float(one @ one)):
         return None

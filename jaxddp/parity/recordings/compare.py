@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxddp.errors import InputError, listed
 from jaxddp.parity.catalogue import TorchOptimizer
 from jaxddp.parity.compare.clipping import NOT_CLIPPED
@@ -77,7 +79,8 @@ def compare_runs(torch_run: str | Path, jax_run: str | Path, names: Names | None
     ...     compare_runs(f"{folder}/torch", f"{folder}/jax", {"kernel": "weight"}).verdict
     'equal'
     """
-    return Comparison(Recording(Path(torch_run)), Recording(Path(jax_run)), names).report()
+    with np.errstate(all="ignore"):  # runs may diverge
+        return Comparison(Recording(Path(torch_run)), Recording(Path(jax_run)), names).report()
 
 
 class Comparison:
@@ -217,6 +220,10 @@ class Comparison:
                 return
         located_there = self._judgement.first.get("gradients")
         if located_there is None or self._alignment is None:
+            return
+        if (cause := causes.of_torch_reduction(self._torch, self._torch_run.epsilon)) is not None:
+            detail = "torch's gradients are not the mean of its own local gradients"
+            yield _difference("gradients", located_there, cause, detail=detail)
             return
         numbers, apart = self._judgement.numbers, self._judgement.apart
         near = [

@@ -45,7 +45,7 @@ def own_updates(run: Recording, numbers: Sequence[int]) -> OwnUpdates | None:
     Returns:
         The comparison; None if the optimizer cannot be replayed.
     """
-    steps = [run.steps[number] for number in numbers if not run.steps[number].notes["skipped"]]
+    steps = [run.steps[number] for number in numbers if not run.steps[number].notes.get("skipped")]
     rounding, floor = rounding_of_updates(steps, steps, run.epsilon)
     floors = {step.number: floor + coarse for step, coarse in zip(steps, rounding, strict=True)}
     evidence = OptimizerEvidence(

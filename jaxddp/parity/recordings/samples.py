@@ -26,8 +26,8 @@ def numbered(
     """
     of_torch: Numbers = [{} for _ in torch]
     of_jax: Numbers = [{} for _ in jax]
-    for entry, other in _pairs(torch[0].notes["entries"], jax[0].notes["entries"]).items():
-        kind = _kind(entry, other, torch[0], jax[0])
+    for entry, other in _pairs(_entries(torch), _entries(jax)).items():
+        kind = _kind(entry, other, torch, jax)
         one = [_rows(step["samples"][f"{entry}:{kind}"], replicas) for step in torch]
         two = [_rows(step["samples"][f"{other}:{kind}"], replicas) for step in jax]
         if kind != HASH:
@@ -36,6 +36,13 @@ def numbered(
             for of_step, x in zip(numbers, values, strict=True):
                 of_step[name] = x
     return of_torch, of_jax
+
+
+def _entries(steps: Sequence[RecordedStep]) -> dict[str, Sequence[object]]:
+    """Return the entries, as the first step describes them, that identify the examples of every step."""
+    shown = [{key.rpartition(":")[0] for key in step["samples"] if key.endswith(HASH)} for step in steps]
+    described = set.intersection(*shown, *(set(step.notes["entries"]) for step in steps))
+    return {name: entry for name, entry in steps[0].notes["entries"].items() if name in described}
 
 
 def _pairs(torch: Mapping[str, Sequence[object]], jax: Mapping[str, Sequence[object]]) -> dict[str, str]:
@@ -53,11 +60,12 @@ def _pairs(torch: Mapping[str, Sequence[object]], jax: Mapping[str, Sequence[obj
     return {name: pairs[name] for name in torch if name in pairs}
 
 
-def _kind(entry: str, other: str, torch: RecordedStep, jax: RecordedStep) -> str:
+def _kind(entry: str, other: str, torch: Sequence[RecordedStep], jax: Sequence[RecordedStep]) -> str:
     """Return what identifies the examples of an entry: exact values, or projections of plain or of sorted values."""
-    if any(f"{name}:{PLAIN}" not in step["samples"] for name, step in ((entry, torch), (other, jax))):
+    sides = (entry, torch), (other, jax)
+    if any(f"{name}:{PLAIN}" not in step["samples"] for name, steps in sides for step in steps):
         return HASH
-    shapes = [step.notes["entries"][name][0][1:] for name, step in ((entry, torch), (other, jax))]
+    shapes = [steps[0].notes["entries"][name][0][1:] for name, steps in sides]
     return PLAIN if shapes[0] == shapes[1] else SORTED
 
 

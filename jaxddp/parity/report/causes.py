@@ -33,13 +33,14 @@ def difference_card(group: Sequence[Difference]) -> Html:
 def _causes(first: Difference, group: Sequence[Difference]) -> Html:
     """Render causes that are present at once, and the residual that they leave together."""
     causes = [one.cause for one in group if one.cause]
-    items = [_cause(cause, "And: " if position else "Cause: ") for position, cause in enumerate(causes)]
+    items = [_cause(cause, "And: " if position else "") for position, cause in enumerate(causes)]
     with_patches = [part for item, one in zip(items, group, strict=True) for part in (item, _patch(one.patch))]
     return join(*with_patches, _evidence(first, causes))
 
 
 def _cause(cause: Cause, lead: str) -> Html:
-    leads = [lead, *["Or: "] * (len(cause.names) - 1)]
+    several = len(cause.names) > 1
+    leads = [lead or ("Either: " if several else "Cause: "), *["Or: "] * (len(cause.names) - 1)]
     items = [
         tag(
             "li",
@@ -49,9 +50,9 @@ def _cause(cause: Cause, lead: str) -> Html:
         )
         for lead, name, says, fix in zip(leads, cause.names, cause.says, cause.fixes, strict=True)
     ]
-    several = tag("p", "This run cannot tell these causes apart; each explains the whole difference.")
+    doubt = tag("p", "This run cannot tell these causes apart; each explains the whole difference.")
     listed = tag("ul", items, class_="causes")
-    return join(several if len(cause.names) > 1 else "", listed, _quotes(cause))
+    return join(doubt if several else "", listed, _quotes(cause))
 
 
 def _patch(patch: Patch | None) -> Html:

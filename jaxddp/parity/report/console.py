@@ -157,7 +157,7 @@ def _difference_lines(group: list[Difference]) -> Iterator[str]:
         yield f"  {first.detail}"
     causes = [difference.cause for difference in group if difference.cause]
     for position, difference in enumerate(difference for difference in group if difference.cause):
-        yield from _cause_lines(difference, "  and    " if position else "  cause  ")
+        yield from _cause_lines(difference, "  and    " if position else "")
     if causes or not first.not_finite:
         unexplained = f"not sought: it needs {first.needs}" if first.needs else "unexplained"
         yield f"  proof  {words.evidence(first, causes)}" if causes else f"  cause  {unexplained}"
@@ -175,6 +175,7 @@ def _difference_lines(group: list[Difference]) -> Iterator[str]:
 def _cause_lines(difference: Difference, label: str) -> Iterator[str]:
     cause = difference.cause
     assert cause is not None, "the caller has seen it"
+    label = label or ("  either " if len(cause.names) > 1 else "  cause  ")
     for index, (name, says, fix) in enumerate(zip(cause.names, cause.says, cause.fixes, strict=True)):
         yield f"{'  or     ' if index else label}{words.said(cause, says)}  [{name}]"
         yield f"  fix    {fix}"

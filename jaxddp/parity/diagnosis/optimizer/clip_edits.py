@@ -35,7 +35,7 @@ def clip_edits(program: OptimizerProgram, sample: Sample, world_size: int) -> It
     for fault, says, fields in wrong_clipping(reference, world_size):
         never_clips = np.all(replace(reference, **fields).factor(program.norms) == 1.0)
         if fault != "clip_norm_local" or not never_clips:
-            yield discrete(fault, says, methodcaller("with_clipping", **fields))
+            yield discrete(fault, says, methodcaller("with_clipping", **fields), removes=fault == "clip_missing")
     sizes = np.abs(sample.gradients / program.clipped[: len(sample.gradients), None])
     starts = tuple(float(x) for x in np.quantile(sizes, (0.5, 0.9, 0.99)) if x > 0)
     values = Unknown((*VALUES, *starts), "log", low=1e-12, high=float(sizes.max()))

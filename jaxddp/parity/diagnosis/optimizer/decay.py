@@ -75,7 +75,8 @@ def _kind(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         f"weight decay is {kinds[couples(program)]}",
         partial(_of_kind, is_coupled=not couples(program)),
     )
-    yield discrete("decay_rounded_away", "the factor 1 - lr x decay is rounded to float32", _rounded)
+    if not couples(program) or program.kind == "SGD":  # others divide an L2 penalty by the size of the gradients
+        yield discrete("decay_rounded_away", "the factor 1 - lr x decay is rounded to float32", _rounded)
     for rate, wrong in ((1.0, ""), (-1.0, ", and is added to the weights")):
         yield discrete(
             "decay_without_lr",

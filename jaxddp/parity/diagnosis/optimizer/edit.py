@@ -19,6 +19,7 @@ class OptimizerEdit:
         says: function that describes the mistake, with the values.
         unknowns: numbers to be fitted.
         excludes: faults with the same effect on this optimizer, not to be combined with this one.
+        removes: the mistake is that a part of the reference is missing, which nothing replaces.
     """
 
     fault: str
@@ -26,11 +27,14 @@ class OptimizerEdit:
     says: Callable[[Values], str]
     unknowns: tuple[Unknown, ...] = ()
     excludes: frozenset[str] = frozenset()
+    removes: bool = False
 
 
-def discrete(fault: str, says: str, change: Callable[[OptimizerProgram], OptimizerProgram]) -> OptimizerEdit:
+def discrete(
+    fault: str, says: str, change: Callable[[OptimizerProgram], OptimizerProgram], removes: bool = False
+) -> OptimizerEdit:
     """Return a mistake without unknowns."""
-    return OptimizerEdit(fault, lambda program, values: change(program), lambda values: says)
+    return OptimizerEdit(fault, lambda program, values: change(program), lambda values: says, removes=removes)
 
 
 def number(value: float) -> str:

@@ -51,8 +51,12 @@ EPS_STARTS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
 SHARES = ("momentum", "betas", "alpha", "rho")  # options near 1, where 1 - x counts
 
 
-def edits(program: OptimizerProgram, sample: Sample, evidence: OptimizerEvidence) -> list[OptimizerEdit]:
-    """Return all edits that apply to this optimizer, in the order in which they are applied."""
+def edits(program: OptimizerProgram, sample: Sample, evidence: OptimizerEvidence, floor: float) -> list[OptimizerEdit]:
+    """Return all edits that apply to this optimizer, in the order in which they are applied.
+
+    Args:
+        floor: the largest residual that counts as rounding.
+    """
     counts = _counts(evidence.world_size, evidence.accumulation_steps)
     return list(
         itertools.chain(
@@ -65,8 +69,8 @@ def edits(program: OptimizerProgram, sample: Sample, evidence: OptimizerEvidence
             clip_edits(program, sample, evidence.world_size),
             _unused(program),
             _restore(program),
-            _resets(program, sample),
-            rates_of_tensors(program, sample),
+            _resets(program, sample, floor),
+            rates_of_tensors(program, sample, floor),
             _options(program),
             _flags(program),
             _calls(program),
@@ -167,10 +171,10 @@ def _restore(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
             )
 
 
-def _resets(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
+def _resets(program: OptimizerProgram, sample: Sample, floor: float) -> Iterator[OptimizerEdit]:
     """Yield a state that is lost every few steps, from the first step on that differs; every step is no momentum."""
     worst = sample.of_tensors(sample.misfit(program)).max(axis=1)
-    period = int(np.argmax(worst > EQUAL))  # 0 too if none differs
+    period = int(np.argmax(worst > max(EQUAL, floor)))  # 0 too if none differs
     if period > 1 and program.restored_at is None:
         for lost, what in (
             (program.state_keys, "the optimizer's state"),
@@ -199,7 +203,7 @@ def _options(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         yield _option(fault, program, dict(zip(names, words, strict=True)))
     if "eps" in program.options:
         none = f"eps 0, the reference has {numbers(program.options['eps'])}"
-        yield discrete("eps_value", none, partial(OptimizerProgram.with_options, eps=0.0))
+        yield discrete("eps_value", none, partial(OptimizerProgram.with_options, eps=0.0), True)
 
 
 def _option(fault: str, program: OptimizerProgram, words: dict[str, str]) -> OptimizerEdit:
@@ -247,7 +251,7 @@ def _flags(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         if isinstance(value, bool) and name != "decoupled_weight_decay":
             fault, words = FLAGS.get(name, (OPTION, name))
             says = f"{words} in {'the reference' if value else 'the port'} only"
-            yield discrete(fault, says, partial(_flipped, name=name))
+            yield discrete(fault, says, partial(_flipped, name=name), removes=value)
 
 
 def _flipped(program: OptimizerProgram, name: str) -> OptimizerProgram:
@@ -281,7 +285,7 @@ def _calls(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
 
 
 def _change(fault: str, says: str, edit: TraceEdit) -> OptimizerEdit:
-    return discrete(fault, says, lambda p: p.with_edit(edit))
+    return discrete(fault, says, lambda p: p.with_edit(edit), removes=edit is trace_edits.NO_BIAS_CORRECTION)
 
 
 def _starts(program: OptimizerProgram) -> Iterator[OptimizerEdit]:

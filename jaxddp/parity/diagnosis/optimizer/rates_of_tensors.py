@@ -15,17 +15,17 @@ EQUAL = 1e-9  # misfit of a step or tensor that is equal
 DISTINCT = 4  # digits in which the rates of two groups differ
 
 
-def rates_of_tensors(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
-    """Yield other learning rates of some tensors."""
-    yield from _of_some(program, sample)
+def rates_of_tensors(program: OptimizerProgram, sample: Sample, floor: float) -> Iterator[OptimizerEdit]:
+    """Yield other learning rates of some tensors; a misfit up to `floor` counts as rounding."""
+    yield from _of_some(program, sample, floor)
     yield from _of_groups(program, sample)
 
 
-def _of_some(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
+def _of_some(program: OptimizerProgram, sample: Sample, floor: float) -> Iterator[OptimizerEdit]:
     """Yield another learning rate of those tensors that differ, or none, where others are equal."""
     # Each beside its own update: a tensor that hardly moves is not an equal one.
     own = sample.of_tensors(sample.update / sample.scale[:, None])
-    off = np.any(sample.of_tensors(sample.misfit(program)) > EQUAL * own, axis=0)
+    off = np.any(sample.of_tensors(sample.misfit(program)) > max(EQUAL, floor) * own, axis=0)
     if not off.any() or off.all():
         return
     which = listed(program, np.asarray(off))

@@ -21,7 +21,7 @@ def rounded_rate(evidence: OptimizerEvidence, program: OptimizerProgram, floor: 
         program: the reference's program.
         floor: the largest residual that counts as rounding.
     """
-    worst, furthest, peak = 0.0, 0.0, max(evidence.highest, float(np.max(program.lr)))
+    worst, furthest, peak = 0.0, 0.0, max(evidence.highest, float(np.max(program.lr))) or 1.0
     is_allowed = True
     for index, (step, predicted, _) in enumerate(replay(program, evidence)):
         scaled, rates = dict(predicted), dict(zip(program.names, program.lr[index].tolist(), strict=True))

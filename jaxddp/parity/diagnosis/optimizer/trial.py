@@ -57,6 +57,13 @@ class Trial:
         return replace(self, edits=tuple(one for one, _ in kept), values=tuple(itertools.chain(*(v for _, v in kept))))
 
     @property
+    def removes(self) -> bool:
+        """Return whether the port only lacks parts of the reference, or has 0 for their numbers."""
+        left = iter(self.values)
+        of_each = [(edit, [*itertools.islice(left, len(edit.unknowns))]) for edit in self.edits]
+        return all(edit.removes or (values and not any(values)) for edit, values in of_each)
+
+    @property
     def kind(self) -> frozenset[str]:
         """Faults, twins under one name, unless the squares start from another value."""
         apart = not TWINS_PART.isdisjoint(self.faults)

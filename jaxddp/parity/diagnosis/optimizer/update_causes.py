@@ -104,7 +104,7 @@ def explain_optimizer(
         # Other optimizers than elementwise ones take full tensors, and long.
         pairs = deep and not tiny and not alone and (reference.step.elementwise or bool(evidence.factors))
         with torch_threads(1):
-            trials = search.run(edits(reference, sample, evidence), pairs)
+            trials = search.run(edits(reference, sample, evidence, floor), pairs)
         hypotheses = _confirmed(trials, reference, evidence, coarse)
         if tiny:
             hypotheses = _better_than_none(hypotheses, reference, evidence, floor)
@@ -207,6 +207,7 @@ class _Search:
 
     def _at(self, trial: Trial, values: Values, sample: Sample) -> Trial:
         """Return the trial with these values, and their residual on a sample."""
+        values = tuple(u.within(value) for u, value in zip(trial.unknowns, values, strict=True))
         allowed = sensible(values, trial.unknowns)
         residual = sample.residual(trial.program(self.reference, values)) if allowed else np.inf
         return replace(trial, values=values, residual=residual)
@@ -243,7 +244,7 @@ def _hypotheses(trials: list[Trial], reference: OptimizerProgram, evidence: Opti
                 of_update = max(residuals(replayed.step.update, replayed.update).values())
                 worst[place] = max(worst[place], of_update, min(contradiction(replayed, program), 1.0))
     return [
-        Hypothesis(trial.faults, trial.says(), residual, len(trial.values), trial.plain)
+        Hypothesis(trial.faults, trial.says(), residual, len(trial.values), trial.plain, removes=trial.removes)
         for trial, residual in zip(trials, worst, strict=True)
     ]
 

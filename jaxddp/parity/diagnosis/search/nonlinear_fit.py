@@ -22,6 +22,7 @@ STEP = 1e-5  # of the numeric derivative
 SMALLEST_GAIN = 0.05  # share of the residual; the fit stops after an iteration that gains less
 LAST_DIGITS = 1e-15  # relative size of a step that changes nothing
 TINY = 1e-9
+NEAR = 1e-2  # of a value's unit: distance from 0 at which 0 is tried; measured: 6e-3 of a decay in float32
 SMALLEST = sys.float_info.min
 
 
@@ -72,6 +73,14 @@ class Unknown:
             return coordinate * self.unit
         power = math.exp(min(coordinate, 700.0))  # exp overflows beyond 709
         return power if self.along == "log" else 1 - power
+
+    def within(self, value: float) -> float:
+        """Return the lower bound for a value that misses it by a little, as rounding makes one of 0 do.
+
+        >>> [Unknown((0.9,)).within(value) for value in (-1e-5, -0.5, 1e-5)]
+        [0.0, -0.5, 1e-05]
+        """
+        return self.low if self.low - NEAR * self.unit <= value < self.low else value
 
     def allows(self, value: float) -> bool:
         """Return whether the value is valid."""
@@ -229,7 +238,7 @@ def _rounder(value: float, unknown: Unknown) -> list[float]:
     """Return numbers near the value, the likelier first."""
     candidates = [x for x in unknown.likely if abs(x - value) < 1e-3 * abs(x)]
     candidates += [x for x in unknown.starts if abs(x - value) < 1e-3 * unknown.unit]
-    candidates += [0.0] if unknown.along != "log" and abs(value) < 1e-3 * unknown.unit else []
+    candidates += [0.0] if unknown.along != "log" and abs(value) < NEAR * unknown.unit else []
     for digits in range(1, unknown.digits + 1):
         candidates.append(_digits(value, digits))
         if unknown.along == "complement":

@@ -1,6 +1,8 @@
 """The recorder sees each stage of a step on both sides, costs nothing between recorded steps, and refuses misuse."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from torch import nn
 
 from jaxddp.errors import InputError
 from jaxddp.parity import Recorder
+from jaxddp.parity.recorder import files
+from jaxddp.parity.recorder.torch_loop import TorchLoop
 from jaxddp.parity.recordings.run import Recording
 from tests.support.recorded_loops import EXAMPLES, batch_of, torch_model, train_jax, train_torch
 
@@ -158,6 +162,29 @@ def test_replicas_of_pmap_are_recorded_apart(tmp_path: Path) -> None:
     [
         (lambda path: Recorder(path, 0), "steps 0: must be a number above 0"),
         (lambda path: Recorder(path, [3, 2]), "increasing"),
+        (lambda path: Recorder(path, []), "increasing"),
+        (lambda path: Recorder(path, "10"), "steps '10': must be"),
+        (lambda path: Recorder(path, 2.5), "steps 2.5: must be"),
+        (lambda path: Recorder(path, True), "steps True: must be"),
+        (lambda path: Recorder(path, limit="x"), "limit 'x': must be an integer"),
+        (lambda path: Recorder(path, limit=0), "limit 0: must be"),
+        (lambda path: Recorder(7), "folder 7: must be a path"),
+        (lambda path: Recorder(path).micro_batch([], 0.0), "before watch"),
+        (lambda path: (path.write_text(""), _after_watch(path)), "run/rank0: cannot be written"),
+        (lambda path: (path.write_text(""), _after_watch(path / "a")), "cannot be written"),
+        (lambda path: _after_watch(Path("/proc/nowhere")), "/proc/nowhere.*: cannot be written"),
+        (lambda path: Recorder(path).watch("model"), "must be a tree of arrays"),
+        (lambda path: Recorder(path).watch({"w": np.array(["a"])}), "Recorder.watch"),
+        (lambda path: Recorder(path).watch({"w": np.ones(())}, stacked=True), "Recorder.watch: IndexError"),
+        (lambda path: Recorder(path).watch({"w": np.ones(2)}, sclaer=3), "Recorder.watch: TypeError.*sclaer"),
+        (lambda path: Recorder(path).watch(nn.LazyLinear(1), _sgd(nn.Linear(1, 1))), "Recorder.watch: "),
+        (
+            lambda path: Recorder(path).watch(nn.Linear(1, 1), _sgd(nn.Linear(1, 1)), scaler=7),
+            "scaler: must be torch's",
+        ),
+        (lambda path: _after_watch(path).watch({"w": np.ones(2)}), "watch was called before"),
+        (lambda path: _after_watch(path).step([], np.ones(3)), r"loss: has shape \(3,\)"),
+        (lambda path: _after_watch(path).step([], 0.0, params={"v": np.ones(2)}), "params: must have the parameters'"),
         (lambda path: Recorder(path).step([], 0.0), "before watch"),
         (lambda path: Recorder(path).watch(nn.Linear(1, 1), "sgd"), "optimizer: must be torch's, and is str"),
         (lambda path: Recorder(path).watch({}), "must be a tree of arrays"),
@@ -168,8 +195,13 @@ def test_replicas_of_pmap_are_recorded_apart(tmp_path: Path) -> None:
     ],
 )
 def test_misuse_is_one_line(misuse: Any, says: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=says) as error:
         misuse(tmp_path / "run")
+    assert "\n" not in str(error.value)
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def _after_watch(path: Path) -> Recorder:
@@ -182,3 +214,131 @@ def test_a_recording_is_replaced_on_request(tmp_path: Path) -> None:
     for steps in (3, 1):
         train_torch(tmp_path / "run", steps=3, recorded=steps, overwrite=True)
     assert [*Recording(tmp_path / "run").steps] == [1]
+
+
+class Unreadable:
+    """A batch whose arrays cannot be read, as of a device that is lost."""
+
+    shape = (4, 3)
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise RuntimeError("device lost\nat address 0")
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "000003.safetensors")
+
+    monkeypatch.setattr(files, "save_file", fails)
+
+
+def full_disk_within_a_line(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def fails(_: files.RecordingWriter, line: dict[str, Any]) -> None:
+        with (folder / "rank0/run.jsonl").open("a") as file:
+            file.write(json.dumps(line)[:20])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.RecordingWriter, "_add", fails)
+
+
+def no_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "rank0").rename(folder / "moved")
+
+
+FAILURES = {
+    "full disk": (full_disk, "no space left on device"),
+    "full disk within a line": (full_disk_within_a_line, "no space left on device"),
+    "removed folder": (no_folder, "No such file"),
+}
+
+
+@pytest.mark.parametrize("side", ["torch", "jax"])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_recording_that_fails_ends_in_a_line_and_its_whole_steps_are_readable(
+    failure: str,
+    side: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fail, says = FAILURES[failure]
+    folder = tmp_path / "run"
+    step = Recorder.step
+
+    def step_that_fails(self: Recorder, *arguments: Any, **values: Any) -> None:
+        if self._count == 2:
+            fail(monkeypatch, folder)
+        step(self, *arguments, **values)
+
+    monkeypatch.setattr(Recorder, "step", step_that_fails)
+    {"torch": train_torch, "jax": train_jax}[side](folder, steps=5, recorded=4)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"{folder}: recording stops at step 3: " in error and says in error
+    assert "steps up to 2 are whole" in error
+    monkeypatch.undo()
+    if failure == "removed folder":
+        (folder / "moved").rename(folder / "rank0")
+    run = Recording(folder)
+    assert [*run.steps] == [1, 2] and run.steps[2]["local_loss"]
+    assert run.unfinished == (3 if failure == "full disk within a line" else None)
+
+
+def test_an_object_that_cannot_be_read_ends_the_recording_and_not_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = _after_watch(tmp_path / "run")
+    for batch in (np.ones((4, 3)), Unreadable(), np.ones((4, 3))):
+        recorder.step(batch, 0.0)
+    error = capsys.readouterr().err
+    assert "recording stops at step 2: RuntimeError: device lost; steps up to 1 are whole\n" in error
+    assert error.count("\n") == 1 and not recorder.due
+    assert [*Recording(tmp_path / "run").steps] == [1]
+
+
+def test_a_wrong_argument_after_the_first_step_ends_the_recording_and_not_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = _after_watch(tmp_path / "run")
+    for grads in ({"w": np.ones(2)}, {"v": np.ones(2)}):
+        recorder.step([], 0.0, grads=grads)
+    assert "recording stops at step 2: Recorder.step: grads: must have the parameters'" in capsys.readouterr().err
+
+
+def test_an_unknown_value_is_told_at_the_first_step_even_if_a_later_one_is_recorded(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run", [1000])
+    recorder.watch({"w": np.ones(2)})
+    with pytest.raises(InputError, match="gards: unknown"):
+        recorder.step([], 0.0, gards={})
+
+
+def test_a_hook_that_fails_ends_the_recording_and_not_the_backward_pass_or_the_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def out_of_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(TorchLoop, "_kept", out_of_memory)
+    monkeypatch.setattr(TorchLoop, "_excerpt", out_of_memory)
+    model = nn.Linear(2, 1)
+    optimizer = _sgd(model)
+    recorder = Recorder(tmp_path / "run")
+    recorder.watch(model, optimizer)
+    before = model.weight.detach().clone()
+    for _ in range(3):
+        loss = model(torch.ones(3, 2)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        recorder.step(torch.ones(3, 2), loss)
+    torch.testing.assert_close(model.weight, before - 0.3)
+    error = capsys.readouterr().err
+    assert "recording stops at step 1: OutOfMemoryError: CUDA out of memory; no step is recorded\n" in error
+    assert error.count("\n") == 1
+    assert not optimizer._optimizer_step_pre_hooks and not model.weight._backward_hooks
+
+
+def test_a_recording_of_fewer_processes_replaces_all_of_an_earlier_one(tmp_path: Path) -> None:
+    for rank, world_size in ((0, 2), (1, 2), (0, 1)):
+        writer = files.RecordingWriter(tmp_path, rank, overwrite=True)
+        writer.begin({"world_size": world_size})
+    assert [path.name for path in tmp_path.iterdir()] == ["rank0"]

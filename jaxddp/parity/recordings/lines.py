@@ -1,0 +1,255 @@
+"""Read one process's part of a recording, and check everything that is read of it."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from jaxddp.errors import InputError, listed, shortened
+from jaxddp.files import check_regular
+from jaxddp.parity.recorder.excerpt_grid import strides_of
+from jaxddp.parity.recorder.files import BETWEEN, FORMAT, LINES, rank_folder, step_file
+from jaxddp.parity.records import Tensors
+
+LOCAL = ("samples", "local_loss", "local_gradients", "replica_gradients")  # stages of every process, joined
+SHAPELESS = ("samples", "local_loss", "norms")  # whose tensors are not shaped as the model's
+WHOLE = ("params", "update")  # which have all parameters, if a step shows them; torch's steps do
+
+MOST = 2**40  # of any number of things
+MOST_ELEMENTS = 2**33  # of a tensor: the comparison needs 8 bytes for each
+MOST_AXES = 32  # NumPy has 64
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of values that are not what they should be
+
+Check = Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part of one process.
+
+    Attributes:
+        folder: its folder.
+        header: description of the run.
+        lines: number of a step -> its line.
+        unfinished: the step within which the part ends; None: it ends with a whole step.
+    """
+
+    folder: Path
+    header: dict[str, Any]
+    lines: dict[int, dict[str, Any]]
+    unfinished: int | None
+
+    def arrays(self, number: int) -> dict[str, Tensors]:
+        """Return a step's stages.
+
+        Raises:
+            InputError: the file is missing, damaged, or not in the folder.
+        """
+        path = self.folder / step_file(number)
+        try:
+            flat = load_file(_checked(path))
+        except (OSError, SafetensorError, *DAMAGE) as error:
+            raise _refusal(path, error) from None
+        stages: dict[str, Tensors] = {}
+        for key, value in flat.items():
+            stage, _, name = key.partition(BETWEEN)
+            if self._fits(stage, name, value):
+                stages.setdefault(stage, {})[name] = value
+            elif stage in SHAPELESS or name in self._shapes:
+                says = f"{shortened(repr(key))} has shape {value.shape}, which {LINES} contradicts"
+                raise InputError(f"{path}: damaged: {says}")
+        needed = {"local_loss", *(WHOLE if "groups" in self.lines[number] else ())}
+        if missing := needed - stages.keys():
+            raise InputError(f"{path}: damaged: has no {listed(sorted(missing), joint=', ')}")
+        for stage in WHOLE:
+            if stage in stages and stages[stage].keys() != self._parameters:
+                raise InputError(f"{path}: damaged: {stage} lack some parameters")
+        return stages
+
+    @cached_property
+    def _parameters(self) -> set[str]:
+        tensors, tied = self.header["tensors"], self.header.get("tied", {})
+        return {name for name, (_, _, kind) in tensors.items() if kind == "parameter" and name not in tied}
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the excerpts of the model's tensors."""
+        limit = self.header["limit"]
+        shapes = {name: tuple(shape) for name, (shape, *_) in self.header["tensors"].items()}
+        return {
+            name: tuple(-(-size // stride) for size, stride in zip(shape, strides_of(shape, limit), strict=True))
+            for name, shape in shapes.items()
+        }
+
+    def _fits(self, stage: str, name: str, x: np.ndarray) -> bool:
+        """Return whether an array has the shape that the header says; of a state, only arrays like a parameter do."""
+        if x.dtype.kind not in "biuf":
+            return False
+        replicas = self.header["replicas"]
+        if stage == "samples":
+            return x.ndim == (2 if name.endswith(":hash") else 3) and len(x) == replicas
+        if stage == "local_loss":
+            return x.shape in ((1,), (replicas,)) and name == "loss"
+        if stage == "norms":
+            return x.size == 1
+        shape = self._shapes.get(name, self._shapes.get(name.partition(":")[2]))
+        return shape is not None and x.shape == ((replicas, *shape) if stage in LOCAL else shape)
+
+
+def read_part(folder: Path, rank: int) -> Part:
+    """Read a process's lines.
+
+    A killed process may leave its last line unfinished, or a step's arrays without a line. Whatever else is wrong is
+    damage.
+
+    Raises:
+        InputError: there is no such part, or it is damaged.
+    """
+    part = rank_folder(folder, rank)
+    path = part / LINES
+    if not path.exists():
+        raise InputError(f"{folder}: not a recording of jaxddp.parity.Recorder (it has no {part.name}/{LINES})")
+    try:
+        header, *lines, last = _checked(path).read_bytes().split(b"\n")
+        described = _parsed(header)
+        if (form := described.get("format")) != FORMAT:
+            raise InputError(f"{path}: format is {shortened(repr(form))}; must be {FORMAT!r}")
+        _check(described, HEADER | (OF_TORCH if described.get("side") == "torch" else {}))
+        steps = [_parsed(line) for line in lines]
+        if whole := _whole(last):
+            steps.append(whole)
+        for before, step in zip([{"step": 0}, *steps], steps, strict=False):
+            _check(step, STEP | (GROUPS if described["side"] == "torch" and rank == 0 else {}))
+            if step["step"] <= before["step"] or step["file"] != step_file(step["step"]):
+                raise ValueError(f"step {step['step']} behind step {before['step']}, file {step['file']!r}")
+    except (OSError, *DAMAGE) as error:
+        raise _refusal(path, error) from None
+    by_number = {step["step"]: step for step in steps}
+    end = max(by_number, default=0)
+    later = [number for file in part.iterdir() if (number := _number(file.name)) > end]
+    unfinished = min(later, default=end + 1) if later or (last and not whole) else None
+    return Part(part, described, by_number, unfinished)
+
+
+def _checked(path: Path) -> Path:
+    """Return the path of a regular file that lies in its folder itself, and not behind a link."""
+    check_regular(str(path), path)
+    if path.resolve().parent != path.parent.resolve():
+        raise InputError(f"{path}: is a link that leads out of its folder; must be a file")
+    return path
+
+
+def _refusal(path: Path, error: BaseException) -> InputError:
+    if isinstance(error, InputError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return InputError(f"{path}: no such file")
+    if isinstance(error, OSError):
+        return InputError(f"{path}: {(error.strerror or str(error)).lower()}")
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return InputError(f"{path}: damaged: {shortened(f'{kind}{error}')}")
+
+
+def _number(name: str) -> int:
+    """Return the number of a step's file; 0: it is another file."""
+    stem = name.partition(".")[0]
+    return int(stem) if stem.isascii() and stem.isdigit() and len(stem) < 20 and step_file(int(stem)) == name else 0
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    parsed = json.loads(line.decode())
+    if not isinstance(parsed, dict):
+        raise TypeError(f"{parsed!r} is no description")
+    return parsed
+
+
+def _whole(last: bytes) -> dict[str, Any]:
+    """Return the last line, if it lacks nothing but its end of line; {}: it is not whole."""
+    try:
+        return _parsed(last)
+    except DAMAGE:
+        return {}
+
+
+def _check(line: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
+    """Raise `ValueError` unless a line has what is read of it."""
+    for name, is_right in checks.items():
+        if not is_right(line.get(name)):
+            raise ValueError(f"{name} is {line.get(name)!r}")
+
+
+def _is_count(x: Any) -> bool:
+    return type(x) is int and 1 <= x <= MOST
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, float) or (isinstance(x, int) and abs(x) <= MOST)
+
+
+def _is_finite(x: Any) -> bool:
+    return _is_number(x) and math.isfinite(x)
+
+
+def _is_text(x: Any) -> bool:
+    return isinstance(x, str)
+
+
+def _is_shape(x: Any) -> bool:
+    return _are(lambda size: type(size) is int and 0 <= size <= MOST)(x) and len(x) <= MOST_AXES
+
+
+def _are(is_right: Check) -> Check:
+    return lambda items: isinstance(items, list) and all(map(is_right, items))
+
+
+def _maps_to(is_right: Check) -> Check:
+    return lambda table: isinstance(table, dict) and all(map(is_right, table.values()))
+
+
+def _maybe(is_right: Check) -> Check:
+    return lambda x: x is None or is_right(x)
+
+
+def _is_tensor(x: Any) -> bool:
+    if not (isinstance(x, list) and len(x) == 3 and _is_shape(x[0]) and math.prod(x[0]) <= MOST_ELEMENTS):
+        return False
+    return isinstance(x[1], str) and x[2] in ("parameter", "buffer")
+
+
+def _is_entry(x: Any) -> bool:
+    return isinstance(x, list) and len(x) == 2 and _is_shape(x[0]) and len(x[0]) > 0 and isinstance(x[1], str)
+
+
+def _is_module(x: Any) -> bool:
+    return isinstance(x, list) and len(x) == 2 and isinstance(x[0], str) and _maps_to(_is_finite)(x[1])
+
+
+def _is_group(x: Any) -> bool:
+    if not (isinstance(x, dict) and _are(_is_text)(x.get("names")) and _is_finite(x.get("lr"))):
+        return False
+    return all(name == "names" or _is_finite(value) or _are(_is_finite)(value) for name, value in x.items())
+
+
+HEADER: dict[str, Check] = {
+    "side": lambda x: x in ("torch", "jax"),
+    **dict.fromkeys(("world_size", "replicas", "limit"), _is_count),
+    "tensors": _maps_to(_is_tensor),
+}
+OF_TORCH: dict[str, Check] = {"optimizer": _is_text, "tied": _maps_to(_is_text), "modules": _maps_to(_is_module)}
+STEP: dict[str, Check] = {
+    **dict.fromkeys(("step", "micro_batches"), _is_count),
+    "loss": _is_number,
+    "entries": _maps_to(_is_entry),
+    "kinked": _maybe(_are(_is_text)),
+    "hyperparameters": _maybe(_maps_to(_is_finite)),
+    "lr": _maybe(_is_finite),
+    **dict.fromkeys(("update", "autocast"), _maybe(_is_text)),
+}
+GROUPS: dict[str, Check] = {"groups": lambda x: bool(x) and _are(_is_group)(x)}
