@@ -141,6 +141,8 @@ def read_part(folder: Path, rank: int) -> Part:
 def _checked(path: Path) -> Path:
     """Return the path of a regular file that lies in its folder itself, and not behind a link."""
     check_regular(str(path), path)
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; must be a file")
     if path.resolve().parent != path.parent.resolve():
         raise InputError(f"{path}: is a link that leads out of its folder; must be a file")
     return path
