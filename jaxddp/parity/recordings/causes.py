@@ -13,6 +13,7 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
     OptimizerEvidence,
     OptimizerStep,
     explain_optimizer,
+    reference_program,
     reference_residuals,
 )
 from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
@@ -114,7 +115,7 @@ def of_updates(
         rounding=rounding,
         sizes=sizes_of(torch[0], torch_run.world_size),
     )
-    residuals = reference_residuals(evidence)
+    residuals = replay(evidence, torch_run)
     if residuals is None or all(value <= floor for of_step in residuals for value in of_step.values()):
         return Updates(residuals, floor, Ruling((), None))
     if floor > COARSEST:
@@ -130,6 +131,15 @@ def simplest_first(ruling: Ruling) -> Ruling:
     """
     order = tuple(sorted(ruling.named, key=lambda one: (not one.removes, "loss_scale" in one.faults)))
     return replace(ruling, named=order)
+
+
+def replay(evidence: OptimizerEvidence, run: Recording) -> list[dict[str, float]] | None:
+    """Return residuals as `reference_residuals` does; None, too, if excerpts do not tell what the optimizer does."""
+    program = reference_program(evidence)
+    if program is None:
+        return None
+    is_excerpt = any(math.prod(shape) > run.limit for shape in run.shapes.values())
+    return None if is_excerpt and not program.step.elementwise else reference_residuals(evidence)
 
 
 def rounding_of_updates(

@@ -115,7 +115,7 @@ class Comparison:
         self._judgement, self._outside = judge.judge(), judge.outside
         self._problems = [*self._found_problems()]
         self._clipping = clipping_of(self._torch)
-        self._foreign: list[str] = []  # remarks on torch's own updates
+        self._remarks: list[str] = []  # on torch's own updates
         self._given_rates = False  # whether updates are explained given jax's own learning rates
 
     def report(self) -> Report:
@@ -146,7 +146,7 @@ class Comparison:
             differences=tuple(differences),
             problems=tuple(self._problems),
             names=names,
-            idle=(*remarks(torch_run, jax_run, judgement, twins, self._clipping, self._outside), *self._foreign),
+            idle=(*remarks(torch_run, jax_run, judgement, twins, self._clipping, self._outside), *self._remarks),
             left_out=judgement.stages_left_out(),
             seconds=time.monotonic() - self._started,
             environment=environment(),
@@ -249,16 +249,17 @@ class Comparison:
         """Yield what differs of both sides' updates, with names where torch's optimizer is replayed."""
         numbers = replayed(self._judgement.numbers, self._jax_run)
         own = own_updates(self._torch_run, contiguous(self._judgement.numbers))
-        foreign = None if own is None else own.foreign
-        if foreign is not None:
-            says = f"torch's updates are not what its {self._torch_run.header['optimizer']} makes of its gradients"
-            self._foreign = [f"From step {foreign.step} on {says} and state, and are compared with jax's as they are."]
+        foreign, kind = None if own is None else own.foreign, self._torch_run.header["optimizer"]
+        plain = [number for number in numbers if own is not None and (foreign is None or number < foreign.step)]
+        if own is None:
+            self._remarks = [f"{kind} cannot be replayed, so updates are compared with torch's."]
+        elif foreign is not None:
+            says = f"torch's updates are not what its {kind} makes of its gradients and state"
+            self._remarks = [f"From step {foreign.step} on {says}, and are compared with jax's as they are."]
         elif parts := changed_state(self._torch_run, self._judgement.numbers):
-            self._foreign = [f"Torch changes its optimizer's state ({parts}) between steps, and no update shows it."]
-        replay = None if self._outside is None or not numbers else self._replay(self._outside, numbers, foreign)
-        if own is None and numbers:
-            kind = self._torch_run.header["optimizer"]
-            self._problems.append(Problem("torch", "update", f"{kind} cannot be replayed; its updates are not judged"))
+            self._remarks = [f"Torch changes its optimizer's state ({parts}) between steps, and no update shows it."]
+        self._judge_directly([number for number in numbers if number not in plain])
+        replay = None if self._outside is None or not plain else self._replay(self._outside, plain)
         located = self._judgement.first.get("update")
         if located is None:
             return
@@ -271,14 +272,8 @@ class Comparison:
             detail = coarse if replay.ruling.cut_short else "given jax's own gradients and parameters"
             yield from self._explained("update", located, replay.ruling, detail)
 
-    def _replay(self, outside: OutsideChanges, numbers: list[int], foreign: Located | None) -> causes.Updates | None:
-        """Judge the updates of some steps by torch's optimizer, given JAX's own gradients; None: it is not possible.
-
-        Args:
-            outside: what changes the parameters beside the updates.
-            numbers: the steps.
-            foreign: the first update of torch's that is not its optimizer's; from then on JAX's is not to be either.
-        """
+    def _replay(self, outside: OutsideChanges, numbers: list[int]) -> causes.Updates | None:
+        """Judge the updates of some steps by torch's optimizer, given JAX's own gradients; None: it is not possible."""
         judgement = self._judgement
         if self._clipping is None and not self._jax[0]["clipped_gradients"]:
             says = "torch changes its gradients before the optimizer by a rule that is not clipping by norm or value"
@@ -286,33 +281,27 @@ class Comparison:
             return None
         clipping = self._clipping or NOT_CLIPPED
         given = self._torch_run, self._jax_run, outside, clipping
-        plain = numbers if foreign is None else [number for number in numbers if number < foreign.step]
-        if foreign is not None:
-            self._judge_foreign([number for number in numbers if number >= foreign.step])
-        if not plain:
-            return None
-        updates = causes.of_updates(*given, plain)
-        rates = [rate for number in plain if (rate := _rate(self._jax_run.steps[number].notes)) is not None]
-        has_rates = "hyperparameters" in judgement.first and len(rates) == len(plain)
+        updates = causes.of_updates(*given, numbers)
+        rates = [rate for number in numbers if (rate := _rate(self._jax_run.steps[number].notes)) is not None]
+        has_rates = "hyperparameters" in judgement.first and len(rates) == len(numbers)
         if updates.residuals and not updates.ruling.named and has_rates:  # what else differs may have a name
-            others = causes.of_updates(*given, plain, rates)
+            others = causes.of_updates(*given, numbers, rates)
             self._given_rates = bool(others.ruling.named) or not _differs(others)
             updates = others if self._given_rates else updates
-        if updates.residuals is None:
-            return None
-        for number, of_step in zip(plain, updates.residuals, strict=True):
+        for number, of_step in zip(numbers, updates.residuals or (), strict=False):
             judgement.note("update", judgement.numbers.index(number), of_step, updates.floor, True)
         return updates
 
-    def _judge_foreign(self, numbers: Sequence[int]) -> None:
-        """Judge updates by torch's where these are not its optimizer's: JAX may do the same."""
-        judgement, unjudged = self._judgement, None
+    def _judge_directly(self, numbers: Sequence[int]) -> None:
+        """Judge updates by torch's where these are not those of a replay."""
+        judgement = self._judgement
         for number in numbers:
             of_tensors, allowed, why_not = judgement.direct[number]
             judgement.note("update", judgement.numbers.index(number), of_tensors, allowed, not why_not)
-            unjudged = unjudged or (why_not and f"at step {number} is not its optimizer's, nor comparable: {why_not}")
+        unjudged = [(number, why_not) for number in numbers if (why_not := judgement.direct[number][2])]
         if unjudged and "update" not in judgement.first:
-            self._problems.append(Problem("torch", "update", f"torch's update {unjudged}"))
+            says = "update of step {} is not that of a replay, nor comparable: {}".format(*unjudged[0])
+            self._problems.append(Problem("torch", "update", says))
 
     def _located(self, stage: str) -> list[Difference]:
         located = self._judgement.first.get(stage)

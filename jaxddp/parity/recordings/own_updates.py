@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from jaxddp.errors import listed
 from jaxddp.parity.compare.judge import Located
-from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerEvidence, OptimizerStep, reference_residuals
+from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerEvidence, OptimizerStep
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.recordings.aligned import total_norm
-from jaxddp.parity.recordings.causes import rounding_of_updates
+from jaxddp.parity.recordings.causes import replay, rounding_of_updates
 from jaxddp.parity.recordings.judgement import located_at
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import sizes_of
@@ -58,7 +58,7 @@ def own_updates(run: Recording, numbers: Sequence[int]) -> OwnUpdates | None:
         rounding=rounding,
         sizes=sizes_of(steps[0], run.world_size) if steps else {},
     )
-    residuals = reference_residuals(evidence) if steps else []
+    residuals = replay(evidence, run) if steps else []
     if residuals is None:
         return None
     return OwnUpdates(dict(zip(floors, residuals, strict=True)), floors)

@@ -200,7 +200,8 @@ def _options(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         if option == DECAY:
             continue
         fault, words = OPTIONS.get(f"{program.kind}.{option}") or OPTIONS.get(option) or (OPTION, tuple(names))
-        yield _option(fault, program, dict(zip(names, words, strict=True)))
+        titles = words if len(words) == len(names) else names
+        yield _option(fault, program, dict(zip(names, titles, strict=True)))
     if "eps" in program.options:
         none = f"eps 0, the reference has {numbers(program.options['eps'])}"
         yield discrete("eps_value", none, partial(OptimizerProgram.with_options, eps=0.0), True)

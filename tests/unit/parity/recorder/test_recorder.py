@@ -317,12 +317,12 @@ def test_a_hook_that_fails_ends_the_recording_and_not_the_backward_pass_or_the_u
     def out_of_memory(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(TorchLoop, "_kept", out_of_memory)
-    monkeypatch.setattr(TorchLoop, "_excerpt", out_of_memory)
     model = nn.Linear(2, 1)
     optimizer = _sgd(model)
     recorder = Recorder(tmp_path / "run")
     recorder.watch(model, optimizer)
+    monkeypatch.setattr(TorchLoop, "_kept", out_of_memory)
+    monkeypatch.setattr(TorchLoop, "_excerpt", out_of_memory)
     before = model.weight.detach().clone()
     for _ in range(3):
         loss = model(torch.ones(3, 2)).mean()

@@ -10,6 +10,7 @@ import optax
 import pytest
 import torch
 
+from jaxddp.optim import adafactor
 from jaxddp.parity import Report, compare_runs
 from jaxddp.parity.recordings.judge import ALLOWED
 from jaxddp.parity.recordings.judgement import RecordedJudgement
@@ -234,3 +235,38 @@ def test_a_difference_of_a_single_step_is_rounding_and_one_of_most_steps_or_a_la
         assert judged(*residuals).first["gradients"].step == next(
             step for step, residual in enumerate(residuals, start=1) if residual > 1e-4
         )
+
+
+@pytest.mark.parametrize("limit", [20, 2**14], ids=["excerpts", "whole"])
+def test_an_optimizer_of_whole_tensors_is_replayed_if_they_are_recorded(limit: int, tmp_path: Path) -> None:
+    train_torch(tmp_path / "torch", make=lambda p: torch.optim.Adafactor(p, lr=1e-2), limit=limit)
+    for rate in (1e-2, 2e-2):
+        train_jax(tmp_path / f"{rate}", tx=adafactor(rate), limit=limit)
+        report = compare_runs(tmp_path / "torch", tmp_path / f"{rate}")
+        assert report.verdict == ("equal" if rate == 1e-2 else "different"), str(report)
+        assert ("Adafactor cannot be replayed" in str(report)) == (limit == 20 and rate == 1e-2)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_thousand_steps_in_float32_are_equal_and_say_what_was_left_out(clip: float | None, tmp_path: Path) -> None:
+    recorded = [1, 2, 3, 500, 1000]
+    train_torch(tmp_path / "torch", steps=1000, recorded=recorded, clip=clip)
+    tx = optax.adamw(1e-2, weight_decay=0.01)
+    train_jax(tmp_path / "jax", steps=1000, recorded=recorded, tx=tx if clip is None else clipped(tx, clip))
+    report = compare_runs(tmp_path / "torch", tmp_path / "jax")
+    assert report.verdict == "equal", str(report)
+    assert {"params"} <= {stage for part in report.left_out for stage in part.stages}
+    assert "Not all steps from 1 on are recorded, so from step 500 on" in " ".join(str(report).split())
+
+
+def test_recordings_of_other_lengths_are_compared_as_far_and_say_so(tmp_path: Path) -> None:
+    train_torch(tmp_path / "torch", steps=4, recorded=4)
+    train_jax(tmp_path / "jax", steps=4, recorded=3)
+    report = compare_runs(tmp_path / "torch", tmp_path / "jax")
+    assert report.verdict == "equal" and report.steps == 3, str(report)
+    assert "Torch recorded steps 1 to 4, jax steps 1 to 3." in " ".join(str(report).split())
+    lines = tmp_path / "torch" / "rank0" / "run.jsonl"
+    lines.write_text(lines.read_text()[:-9])
+    says = " ".join(str(compare_runs(tmp_path / "torch", tmp_path / "jax")).split())
+    assert "The recording of torch ends within step 4." in says
