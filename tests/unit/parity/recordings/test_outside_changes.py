@@ -313,7 +313,7 @@ def check_nudge(edits: tuple[Any, Any], right: tuple[Path, Path], folder: Path) 
     assert report.verdict == "different", f"{edits}\n{report}"
 
 
-@settings(EXAMPLES, max_examples=12)
+@settings(EXAMPLES, max_examples=8)
 @given(edits=st.one_of(st.tuples(torch_edits, st.none()), st.tuples(st.none(), jax_edits)))
 def test_any_element_that_changes_between_steps_is_found(
     edits: tuple[Any, Any], right: tuple[Path, Path], tmp_path: Path
