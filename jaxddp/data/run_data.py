@@ -12,7 +12,7 @@ from jaxddp.config.checks import typed
 from jaxddp.data.batches import example_arrays, to_arrays
 from jaxddp.data.sources import Source, as_source
 from jaxddp.data.sources.arrays import is_mapped
-from jaxddp.data.sources.stream import Stream, StreamSource, is_stream
+from jaxddp.data.sources.stream import Stream, StreamSource, class_of_torch, is_stream
 from jaxddp.errors import InputError
 from jaxddp.program import Program
 
@@ -121,7 +121,7 @@ def _source(program: Program, function: str, data: Any, config: TrainerConfig, a
 
 def _stream(program: Program, function: str, data: Any, config: TrainerConfig, augment: Any) -> Source:
     where = f"{program.name}: {function}()"
-    if type(data).__name__.endswith("DataLoader"):
+    if (loader := class_of_torch("DataLoader")) is not None and isinstance(data, loader):
         raise InputError(f"{where}: is a {type(data).__name__}, which gives batches; return its dataset")
     if config.steps_per_epoch is None:
         raise InputError(f"{where}: is a stream, whose length is not known; give --steps-per-epoch")

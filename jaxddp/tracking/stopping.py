@@ -1,10 +1,26 @@
 """Early stopping: the end of a run whose metric no longer improves. Both trainers use it."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from jaxddp.config import TrainerConfig
 from jaxddp.errors import InputError
+
+
+def is_better(value: float, best: float | None, mode: str) -> bool:
+    """Return whether a metric is better than the best so far; NaN is worse than any number.
+
+    Args:
+        best: None: there is none yet.
+        mode: "min" or "max".
+
+    >>> is_better(0.5, math.nan, "min"), is_better(math.nan, None, "min"), is_better(0.5, 0.4, "max")
+    (True, False, True)
+    """
+    if math.isnan(value) or best is None or math.isnan(best):
+        return not math.isnan(value)
+    return value < best if mode == "min" else value > best
 
 
 class Stopping:
@@ -55,8 +71,7 @@ class Stopping:
         if value is None:
             known = ", ".join(metrics)
             raise InputError(f"--best-metric {self._config.best_metric}: not a metric of the test (one of {known})")
-        sign = 1 if self._config.best_mode == "min" else -1
-        if self._best is None or sign * value < sign * self._best:
+        if is_better(value, self._best, self._config.best_mode):
             self._best, self._waited = value, 0
         else:
             self._waited += 1
