@@ -26,7 +26,7 @@ def not_finite(arrays: Mapping[str, np.ndarray]) -> list[str]:
     parameter (the best metric before a first test).
 
     >>> infinite = np.array([-np.inf])
-    >>> not_finite({"params.w": infinite, "buffers.mask": infinite, "opt_state.best": infinite, "opt_state.mu.w": infinite})
+    >>> not_finite({name: infinite for name in ("params.w", "buffers.mask", "opt_state.best", "opt_state.mu.w")})
     ['params.w', 'opt_state.mu.w']
     """
     of_params = tuple(name.removeprefix("params") for name in arrays if name.startswith("params."))

@@ -1,4 +1,4 @@
-"""Infinities that a run may have: a plateau before its first test, and a mask of -inf among the variables of a model."""
+"""Infinities that a run may have: a plateau before its first test, and a mask of -inf among its variables."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ class Attention(nnx.Module):
         self.mask = Mask(jnp.where(np.tril(np.ones((6, 6), bool)), 0.0, -jnp.inf))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        weights = jax.nn.softmax(jnp.einsum("btd,bsd->bts", self.q(x), x) + self.mask[...])
+        weights = jax.nn.softmax(jnp.einsum("btd,bsd->bts", self.q(x), x) + self.mask[None])
         return jnp.einsum("bts,bsd->btd", weights, x)
 
 
@@ -37,7 +37,7 @@ def loss(model: Any, batch: Any) -> jax.Array:
 
 def test_checkpoints_before_the_first_test_hold_a_mask_and_a_plateau(tmp_path: Path) -> None:
     program = SimpleNamespace(train_data=examples, test_data=examples, flax_model=Attention, flax_loss=loss)
-    flags: dict[str, Any] = {"global_batch_size": 8, "schedule": "plateau", "platform": "cpu", "seed": 1}
+    flags: dict[str, Any] = {"global_batch_size": 8, "schedule": "plateau", "platform": "cpu", "steps_per_dispatch": 1}
     whole = run(program, epochs=2, **flags)
     output = str(tmp_path / "run")
     run(program, epochs=1, checkpoint_every="1steps", keep_checkpoints=9, output=output, **flags)
