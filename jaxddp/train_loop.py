@@ -50,7 +50,7 @@ def train(
     stall = StallWatch(config.stall_timeout, f"; continue with --resume {folder}" if folder else "", tell_stall)
     with stall, Interruption(folder, quiet=not run.is_first) as interruption:
         step = int(state.step)
-        stopping = Stopping(config, notes_at(checkpoints, step))
+        stopping = Stopping(config, notes_at(checkpoints, step), run.data.judged)
         saver = Saver(run, checkpoints, interruption, step, log, stopping)
         tester = Tester(run, log, stall, stopping, step)
         try:
@@ -66,7 +66,7 @@ def train(
     ending = *filter(None, [stopping.reason]), config.agreement
     speed = run.throughput.lines(run.peak_memory(), run.share_of_peak) if run.is_first else []
     speed += run.compiled()
-    log.summary(metrics, time.perf_counter() - started, *ending, speed=speed)
+    log.summary(metrics, time.perf_counter() - started, *ending, split=run.data.judged, speed=speed)
     return Result(state, metrics, weights)
 
 

@@ -96,7 +96,7 @@ def train_epochs(run: Run, log: RunLog, notes: Mapping[str, Any] | None = None) 
     """Train from `run.state` to the end of the last epoch; `notes` are those of the checkpoint it comes from."""
     config, state, steps_per_epoch = run.config, run.state, run.loader.steps_per_epoch
     started = time.perf_counter()
-    stopping = Stopping(config, notes)
+    stopping = Stopping(config, notes, run.data.judged)
     tester = Tester(run, log, stopping)
     metrics = run.evaluate(state.module)
     tester.begin(metrics)
@@ -119,7 +119,8 @@ def train_epochs(run: Run, log: RunLog, notes: Mapping[str, Any] | None = None) 
                 if average is not None:
                     save_weights(Path(config.output) / AVERAGED_FILE, average)
     ending = *filter(None, [stopping.reason]), config.agreement
-    log.summary(metrics, time.perf_counter() - started, *ending, speed=run.throughput.lines(run.peak_memory()))
+    speed = run.throughput.lines(run.peak_memory())
+    log.summary(metrics, time.perf_counter() - started, *ending, split=run.data.judged, speed=speed)
 
 
 def train_epoch(

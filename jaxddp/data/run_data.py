@@ -47,6 +47,11 @@ class RunData:
         return {name: source.digest(self.verified) for name, source in parts.items() if source is not None}
 
     @property
+    def judged(self) -> str:
+        """Split by whose metrics the run is judged: "test" or, without test examples, "train"."""
+        return "train" if self.test is None else "test"
+
+    @property
     def stream(self) -> Stream | None:
         """Stream of the training examples; None if they have indices."""
         return self.train.data if isinstance(self.train, StreamSource) else None

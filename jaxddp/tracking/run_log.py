@@ -271,11 +271,17 @@ class RunLog:
             with self.writing(self._output / METRICS_FILE):
                 sync_open(self._metrics.fileno())  # the file is line-buffered
 
-    def summary(self, test: Mapping[str, float], seconds: float, *notes: str, speed: Sequence[str] = ()) -> None:
-        """Print the last lines: speed; the test's metrics (the loss if there is no other), duration, notes; folder."""
+    def summary(
+        self, metrics: Mapping[str, float], seconds: float, *notes: str, split: str = "test", speed: Sequence[str] = ()
+    ) -> None:
+        """Print the last lines: speed; metrics (the loss if there is no other), duration, notes; folder.
+
+        Args:
+            split: that of the metrics, "train" in a run without a test set.
+        """
         self._console.close()
-        metrics = {name: value for name, value in test.items() if name != "loss"} or test
-        shown = [f"test {formatted({name: value})}" for name, value in metrics.items()]
+        metrics = {name: value for name, value in metrics.items() if name != "loss"} or metrics
+        shown = [f"{split} {formatted({name: value})}" for name, value in metrics.items()]
         for line in (*speed, "   ".join([*shown, f"{seconds:.1f} s", *notes])):
             self._console.print(line)
         if self._output is not None:

@@ -29,6 +29,7 @@ class Stopping:
     Args:
         config: configuration of the run.
         notes: those of the checkpoint from which the run continues.
+        judged: split whose metrics are given; without tests it is "train".
 
     >>> stopping = Stopping(TrainerConfig(early_stopping_patience=1))
     >>> for loss in (0.5, 0.4, 0.4):
@@ -39,8 +40,8 @@ class Stopping:
     stopped early: no smaller loss in 1 test
     """
 
-    def __init__(self, config: TrainerConfig, notes: Mapping[str, Any] | None = None):
-        self._config = config
+    def __init__(self, config: TrainerConfig, notes: Mapping[str, Any] | None = None, judged: str = "test"):
+        self._config, self._unit = config, {"test": "test", "train": "epoch"}[judged]
         self._best, self._waited = (notes or {}).get("stopping", (None, 0))
         self.asked = False
         """The program's `on_epoch_end` has asked for the end."""
@@ -59,7 +60,8 @@ class Stopping:
         if patience is None or self._waited < patience:
             return None
         better = "smaller" if config.best_mode == "min" else "larger"
-        return f"stopped early: no {better} {config.best_metric} in {self._waited} test{'s' * (self._waited > 1)}"
+        times = f"{self._waited} {self._unit}{'s' * (self._waited > 1)}"
+        return f"stopped early: no {better} {config.best_metric} in {times}"
 
     def tested(self, metrics: Mapping[str, float]) -> float:
         """Count a test; return its `--best-metric`.
