@@ -37,9 +37,9 @@ from jaxddp.program import Program, built_in, check_flags, default_config, progr
 from jaxddp.signals import needing_no_reader
 from jaxddp.state import TrainState
 from jaxddp.tracking.folder_lock import LOCK_FILE
-from jaxddp.tracking.kept_program import check_program, program_changes
+from jaxddp.tracking.kept_program import check_program, check_resumes, program_changes, resumed_configs
 from jaxddp.tracking.resumed import check_kept, check_not_done, check_same_epochs, check_same_run, check_steps_per_epoch
-from jaxddp.tracking.run_folder import check_same_data, claim_output, load_config
+from jaxddp.tracking.run_folder import check_same_data, claim_output
 from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
 from jaxddp.train_build import build, start_state
 from jaxddp.train_loop import train
@@ -86,10 +86,10 @@ def run(program: Any = None, **flags: Any) -> Result:
             raise InputError(f"{name} = {value!r}: must be {described(kinds[name])}")
     if (folder := flags.get("resume")) is not None:
         check_program(Path(folder), loaded)
-        default = load_config(Path(folder), type(default))
+        saved, default = resumed_configs(Path(folder), default)
     config = dataclasses.replace(default, **flags)
     if folder is not None:
-        config.check_resumes(default)
+        check_resumes(config, saved)
     config.check_used(baseline=default)
     check_flags(loaded, config)
     return main(config, loaded)

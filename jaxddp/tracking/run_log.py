@@ -22,7 +22,7 @@ from jaxddp.program import Program
 from jaxddp.tracking.console import Console, formatted
 from jaxddp.tracking.curves import Record, draw_curves
 from jaxddp.tracking.gradient_metrics import of_gradients
-from jaxddp.tracking.kept_program import keep_program
+from jaxddp.tracking.kept_program import keep_flags, keep_program
 from jaxddp.tracking.metrics_file import METRICS_FILE, missing_records, open_metrics, read_metrics, to_line
 from jaxddp.tracking.run_folder import save_config, save_digests
 from jaxddp.tracking.writers import Writer, writers
@@ -162,8 +162,8 @@ class RunLog:
         return self
 
     def _save_config(self, output: Path) -> None:
-        if self._program is not None and self._resume_step is None:
-            keep_program(self._program, output)
+        if self._program is not None:
+            (keep_program if self._resume_step is None else keep_flags)(self._program, output)
         save_config(self._config, output)
         if self._digests is not None:
             save_digests(self._digests, output)

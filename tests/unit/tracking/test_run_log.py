@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainConfig, TrainerConfig
 from jaxddp.errors import TrainingError
 from jaxddp.tracking import run_log
 from jaxddp.tracking.gradient_metrics import LOG2_BINS
@@ -43,14 +43,14 @@ def test_the_summary_names_the_run_folder_which_has_no_curves_without_steps(tmp_
         log.summary({"loss": 0.5}, 1)
     *_, result, place = capsys.readouterr().out.splitlines()
     assert result == "test loss 0.500000   1.0 s"
+    assert place == f"saved to {tmp_path / 'run'}"
+    assert not (tmp_path / "run" / "curves.png").exists()
 
 
 def test_the_last_line_says_whose_metrics_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     with RunLog(TrainerConfig(), None, title="demo", examples_per_epoch=64) as log:
         log.summary({"loss": 0.5}, 1, split="train")
     assert capsys.readouterr().out.splitlines()[-1] == "train loss 0.500000   1.0 s"
-    assert place == f"saved to {tmp_path / 'run'}"
-    assert not (tmp_path / "run" / "curves.png").exists()
 
 
 class Terminal(io.StringIO):
