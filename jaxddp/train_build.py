@@ -1,6 +1,5 @@
 """The parts of a run, built of its program and its configuration."""
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -105,13 +104,14 @@ def data_parallel(
 
 def make_loader(config: TrainerConfig, data: RunData, replicas: Replicas, sampler: Sampler | None = None) -> Loader:
     """Return the loader of the training set, with the options of `config`."""
-    loader = Loader(
+    return Loader(
         data.train,
         replicas,
         global_batch_size=config.global_batch_size,
         accumulation_steps=config.accumulation_steps,
         steps_per_dispatch=config.steps_per_dispatch,
         max_steps_per_dispatch=min(MAX_STEPS_PER_DISPATCH, config.verify_every or MAX_STEPS_PER_DISPATCH),
+        ends_every=int(config.evaluation_period.count) if config.evaluation_period.unit == "steps" else None,
         shuffle=config.shuffle,
         seed=config.seed,
         drop_last=config.drop_last,
@@ -121,11 +121,6 @@ def make_loader(config: TrainerConfig, data: RunData, replicas: Replicas, sample
         num_workers=config.data_workers,
         timeout=0.9 * config.stall_timeout,  # before the watch over the run, which cannot name the example
     )
-    if config.evaluation_period.unit == "steps" and config.steps_per_dispatch is None:  # a dispatch ends at each test
-        common = math.gcd(int(config.evaluation_period.count), loader.steps_per_epoch)
-        most = loader.steps_per_dispatch
-        loader.steps_per_dispatch = max(k for k in range(1, most + 1) if common % k == 0)
-    return loader
 
 
 def start_state(config: TrainerConfig, ddp: DataParallel, program: Program) -> TrainState:

@@ -140,7 +140,7 @@ def train_epoch(
 
     def report(wait: bool) -> int:
         seen = 0
-        for number, by_jax_name in in_flight.finished(wait):
+        for number, by_jax_name in in_flight.finished(wait, run.pace.run_ahead):
             sums = renamed(by_jax_name, torch_name)
             size = run.loader.examples_in(number - 1)
             log.step(number, epoch + 1, step_metrics(sums), examples=size)
@@ -148,7 +148,11 @@ def train_epoch(
             seen += size
         return seen
 
-    stall.doing(f"the batch of step {step + 1}")
+    def begin_dispatch() -> None:
+        stall.doing(f"the batch of step {step + 1}")
+        run.pace.begin()
+
+    begin_dispatch()
     for batches in speed.waited_for(run.loader.epoch(epoch, start_step=step % run.loader.steps_per_epoch)):
         stall.doing(f"step {step + 1}")
         compiled, _ = run.ddp.programs
@@ -159,6 +163,7 @@ def train_epoch(
         before, step = step, step + len(sums.table)
         saver.reached = step
         examples += report(wait=False)
+        run.pace.end()
         if run.config.verify_every and before // run.config.verify_every != step // run.config.verify_every:
             state = run.verified(state)
         if (test_due := tester.due(step)) and not run.at_epoch_end(step):
@@ -171,7 +176,7 @@ def train_epoch(
             saver.save(state, **as_notes(test if test_due else {}))
         if stopping.reason is not None:
             break
-        stall.doing(f"the batch of step {step + 1}")
+        begin_dispatch()
     stall.doing(f"step {step}")
     examples += report(wait=True)
     log.histograms(step, totals.histograms())

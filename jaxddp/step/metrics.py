@@ -57,7 +57,7 @@ class StepSums(Mapping[str, jax.Array]):
 
 
 class InFlight:
-    """Queue of the sums of dispatched steps, fetched in order and at most `RUN_AHEAD` dispatches late.
+    """Queue of the sums of dispatched steps, fetched in order and a few dispatches late.
 
     Args:
         first_step: number of the first step.
@@ -79,14 +79,14 @@ class InFlight:
         """Append the sums of one dispatch."""
         self._waiting.append(sums)
 
-    def finished(self, wait: bool = False) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yield (step, sums) for every step dispatched long enough ago, or for all steps with `wait`.
+    def finished(self, wait: bool = False, run_ahead: int = RUN_AHEAD) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield (step, sums) for every step that is `run_ahead` dispatches old, or for all steps with `wait`.
 
         Raises:
             TrainingError: in a step that was not skipped, a loss or a checked gradient is not finite; or the loss
                 scale has fallen to 0.
         """
-        while self._waiting and (wait or len(self._waiting) > RUN_AHEAD):
+        while self._waiting and (wait or len(self._waiting) > run_ahead):
             sums = self._waiting.popleft()
             for row in _to_list(sums.table):
                 step_sums = dict(zip(sums.names, row, strict=True))
