@@ -47,7 +47,8 @@ def train(
     if checkpoints is not None:
         checkpoints.create()
     folder = None if checkpoints is None else config.output
-    stall = StallWatch(config.stall_timeout, f"; continue with --resume {folder}" if folder else "", tell_stall)
+    advice = f"; continue with --resume {folder}" if folder else ""
+    stall = StallWatch(config.stall_timeout, advice, tell_stall, log.waiting)
     with stall, Interruption(folder, quiet=not run.is_first) as interruption:
         step = int(state.step)
         stopping = Stopping(config, notes_at(checkpoints, step), run.data.judged)

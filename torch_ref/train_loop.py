@@ -40,7 +40,8 @@ from torch_ref.zero import consolidate
 
 WEIGHTS_FILE = "model.safetensors"
 AVERAGED_FILE = "model_averaged.safetensors"
-REPORT_EVERY = 50  # optimizer steps between two reductions of the metrics
+REPORT_EVERY = 50  # optimizer steps between two reductions of the metrics, at most
+REPORT_SECONDS = 1.0  # between two, if a step takes less
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ def train_epoch(
     speed.begin()
     waiting: list[Sums] = []
     reported: list[dict[str, float]] = []
+    due, begun = 1, time.perf_counter()
     run.model.train()
     with join(run.model, config):
         for micro_batches in speed.waited_for(loader.epoch(epoch, start_step=state.step % loader.steps_per_epoch)):
@@ -145,9 +147,10 @@ def train_epoch(
             if config.join:  # ranks without batches take part in DDP's collectives only
                 continue
             test_due = tester.due() and state.step % loader.steps_per_epoch != 0
-            if len(waiting) == REPORT_EVERY or test_due:
+            if len(waiting) >= due or test_due:
                 reported += report(run, epoch, waiting, log)
-                waiting = []
+                due = steps_per_report((time.perf_counter() - begun) / len(waiting), run.world)
+                waiting, begun = [], time.perf_counter()
             if config.verify_every and state.step % config.verify_every == 0:
                 verify(run)
             if test_due:
@@ -200,6 +203,16 @@ def report(run: Run, epoch: int, steps: list[Sums], log: RunLog) -> list[dict[st
         check_finite(sums, step, explained(sums, learning) if run.config.detect_anomaly else None)
         log.step(step, epoch + 1, step_metrics(sums), run.loader.examples_in(step - 1))
     return reduced
+
+
+def steps_per_report(seconds: float, world: World) -> int:
+    """Return the steps until the next report, the same on all ranks, from the time that a step takes on this one.
+
+    >>> [steps_per_report(seconds, World()) for seconds in (0.001, 0.1, 5.0)]
+    [50, 10, 1]
+    """
+    slowest = float(world.all_reduce(torch.tensor(seconds, device=world.device), "max"))
+    return max(1, min(REPORT_EVERY, int(REPORT_SECONDS / slowest + 0.01)))
 
 
 def keep(run: Run, log: RunLog, stopping: Stopping) -> None:

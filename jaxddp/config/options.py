@@ -210,7 +210,8 @@ class Output:
     on_drift: str = "stop"
     """stop | repair: end the run if replicas differ, or go on from the majority of them; jaxddp only, but for stop."""
     log_every: int | None = None
-    """Optimizer steps between logged steps; epochs are all logged. None: 1, or more to log at most 5,000 steps."""
+    """Optimizer steps between logged steps; epochs are all logged. None: 1 for the first 400, 2 until step
+    800, 4 until 1,600, ...: at most 5,000 in a run."""
     log_gradients: tuple[str, ...] = ()
     """Log gradients of the parameters whose torch names match a pattern: norms per logged step,
     histograms of at most 250 epochs."""

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax import lax
 
+from jaxddp.config.ranges import MOST
 from jaxddp.distributed.replicas import Axes, Replicas
 from jaxddp.state import TrainState
 from jaxddp.step.loops import slow_forms, slow_in_loops
@@ -128,7 +129,7 @@ class Pace:
             return
         self._seconds.append(self._clock() - self._begun)
         if len(self._seconds) > MEASURED:  # after the first, which compiles
-            seconds = self._agree(math.ceil(1e6 * min(self._seconds[1:]))) / 1e6
+            seconds = self._agree(min(math.ceil(1e6 * min(self._seconds[1:])), MOST)) / 1e6
             fitting = max(1, int(LONGEST / RUN_AHEAD / seconds))
             steps = self._choose(2 ** (fitting.bit_length() - 1))  # few numbers, since each is a program to compile
             self.run_ahead = min(max(1, int(LONGEST / steps / seconds)), RUN_AHEAD)

@@ -28,7 +28,7 @@ from jaxddp.tracking.run_folder import save_config, save_digests
 from jaxddp.tracking.writers import Writer, writers
 
 CURVES_FILE = "curves.png"
-MOST_STEPS = 5000  # logged in a run without --log-every; TensorBoard shows 1,000
+DENSE = 200  # steps of an octave, up to 200, 400, 800, ..., that are logged without --log-every
 MOST_HISTOGRAMS = 250  # of a parameter in a run
 
 
@@ -71,12 +71,25 @@ def by_split(**splits: Mapping[str, float]) -> dict[str, float]:
     return {f"{split}_{name}": float(value) for split, metrics in splits.items() for name, value in metrics.items()}
 
 
+def is_logged(step: int, every: int | None = None) -> bool:
+    """Return whether a step is logged: the first 400, of 800 every 2nd, of 1,600 every 4th, ..., at most 5,000.
+
+    Args:
+        step: number of the step, from 1.
+        every: value of --log-every.
+
+    >>> [sum(map(is_logged, range(1, steps + 1))) for steps in (100, 1000, 100_000)]
+    [100, 650, 1990]
+    """
+    return step % (every or 1 << max(0, (step // DENSE).bit_length() - 1)) == 0
+
+
 class RunLog:
     """Log of a run on the console and in its folder.
 
     A context manager that draws the curves when the run ends or fails. Steps and epochs are counted from 1.
-    Metrics are numbers by name, such as loss and accuracy. The folder gets every epoch, every `log_every`-th step, or
-    at most `MOST_STEPS` steps, and at most `MOST_HISTOGRAMS` histograms per parameter, so that it stays small.
+    Metrics are numbers by name, such as loss and accuracy. The folder gets every epoch, the steps of
+    `is_logged`, and at most `MOST_HISTOGRAMS` histograms per parameter, so that it stays small.
 
     Args:
         config: configuration, saved as config.json.
@@ -129,8 +142,7 @@ class RunLog:
         """Number of records in metrics.jsonl."""
         self._digests, self._program = digests, program
         self._console = Console(config.epochs, examples_per_epoch, quiet, memory)
-        steps = config.epochs * math.ceil(examples_per_epoch / config.global_batch_size)
-        self._log_every = config.log_every or max(1, math.ceil(steps / MOST_STEPS))
+        self._steps = config.epochs * math.ceil(examples_per_epoch / config.global_batch_size)
         self._epoch, self._step = 0, resume_step or 0  # the last ones
         self._resources = contextlib.ExitStack()
         self._folder = -1  # descriptor
@@ -196,6 +208,10 @@ class RunLog:
                 check_in_place(self._output / METRICS_FILE, self._metrics.fileno())
             yield
 
+    def waiting(self, what: str, seconds: float) -> None:
+        """Print what the run is at, if it has printed nothing for long; see `Console.waiting`."""
+        self._console.waiting(what, seconds)
+
     def note(self, line: str) -> None:
         """Print a line on how the run goes."""
         self._console.print(f"note: {line}")
@@ -204,8 +220,9 @@ class RunLog:
         """Log an optimizer step on `examples` examples."""
         self._epoch, self._step = epoch, step
         metrics = {name: float(value) for name, value in metrics.items()}
-        self._console.advance(epoch, {name: x for name, x in metrics.items() if not of_gradients(name)}, examples)
-        if step % self._log_every:
+        shown = {name: x for name, x in metrics.items() if not of_gradients(name)}
+        self._console.advance(step, self._steps, epoch, shown, examples)
+        if not is_logged(step, self._config.log_every):
             return
         self._keep({"kind": "step", "step": step, "epoch": epoch, "examples": examples, **metrics})
         self._plot(step, {name if of_gradients(name) else f"{name}/step": value for name, value in metrics.items()})
