@@ -20,6 +20,7 @@ from jaxddp.nn.any_model import functional_of, transformation_of
 from jaxddp.nn.functional import cast
 from jaxddp.nn.program_losses import losses_of, metrics_of
 from jaxddp.nn.torch_weights import start_values
+from jaxddp.optim import schedules
 from jaxddp.program import NAMES, Program, bound, built_in
 from jaxddp.state import TrainState
 from jaxddp.step.options import options
@@ -93,8 +94,10 @@ def data_parallel(
             raise InputError(f"{program.name}: has no flax_optimizer, which flax_step needs")
         given["replica_step"] = program_step(functional, of_batches(step), optimizer, config.seed)
         return DataParallel(functional, None, loss_fn, **given)
+    given["log_steps"] = True
     if optimizer is None:
-        optimizer = optim.from_config(config.with_scaled_lr(replicas.world_size), total_steps)
+        scaled = config.with_scaled_lr(replicas.world_size)
+        optimizer, given["lr"] = optim.from_config(scaled, total_steps), schedules.from_config(scaled, total_steps).lr
     else:
         optimizer = transformation_of(optimizer, model)
     given |= options(config, functional) | {"dropout_masks": config.dropout_masks}

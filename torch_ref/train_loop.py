@@ -187,6 +187,7 @@ def take_step(run: Run, micro_batches: list[Batch]) -> Sums:
         loss_fn=loss_within,
         count_fn=count_of(run.loss_fn, state.module),
         gradient_log=run.gradient_log,
+        log_steps=not config.join,  # where ranks without examples report nothing
     )
 
 

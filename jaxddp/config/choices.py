@@ -38,7 +38,7 @@ NAMED: dict[str, tuple[str, ...]] = {
 IGNORE_INDEX = -100  # label without a loss, torch's default in cross_entropy
 # Before the name of a metric that is averaged over another number of elements than the loss.
 COUNT_OF = "count:"
-RESERVED = ("loss", "count", "grad_norm", "scale", "skipped")  # metrics that the step computes
+RESERVED = ("loss", "count", "grad_norm", "lr", "scale", "skipped")  # metrics that the step computes
 DEFAULT_CPU_DEVICES = 2
 MOST_CPU_DEVICES = 256  # tried on two cores: 256 train, 1024 wait for each other
 DEFAULT_LOCAL_SGD_PERIOD = 4

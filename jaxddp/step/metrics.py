@@ -12,11 +12,10 @@ from jax import numpy as jnp
 
 from jaxddp.config.choices import COUNT_OF
 from jaxddp.nn.losses import Sums
-from jaxddp.tracking.gradient_metrics import check_finite, histograms, norms, of_gradients
+from jaxddp.tracking.gradient_metrics import check_finite, histograms, norms, of_gradients, of_step
 
 # Largest number of dispatches that run ahead of the host. XLA allows about 32; fewer keep memory and delay small.
 RUN_AHEAD = 8
-OF_STEP = ("grad_norm", "scale", "skipped")  # metrics of a step that are not sums over elements
 
 
 @jax.tree_util.register_dataclass
@@ -140,11 +139,11 @@ def means(sums: dict[str, Any]) -> dict[str, float]:
     divided = {
         name: float(value) / counts[name] if counts[name] else math.nan  # without a valid element NaN, as in torch
         for name, value in sums.items()
-        if name != "count" and name not in OF_STEP and not name.startswith(COUNT_OF) and not of_gradients(name)
+        if name != "count" and not of_step(name) and not name.startswith(COUNT_OF) and not of_gradients(name)
     }
     return {"loss": divided.pop("loss"), **divided}
 
 
 def step_metrics(sums: dict[str, Any]) -> dict[str, float]:
     """Return the metrics of one step: the means, and metrics that are not means, such as the gradient norm."""
-    return means(sums) | {name: float(value) for name, value in sums.items() if name in OF_STEP} | norms(sums)
+    return means(sums) | {name: float(value) for name, value in sums.items() if of_step(name)} | norms(sums)

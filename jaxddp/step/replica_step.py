@@ -26,7 +26,7 @@ from jaxddp.nn.losses import Batch, Sums
 from jaxddp.state import Buffers, Params, TrainState, state_axes
 from jaxddp.step.buffers import synchronized
 from jaxddp.step.gradient_hooks import apply_hooks, check_patterns
-from jaxddp.step.gradient_stats import anomalies, norms_and_histograms
+from jaxddp.step.gradient_stats import anomalies, learning_rates, norms_and_histograms
 from jaxddp.step.local_gradients import LocalGradients, LocalResult, Unsynchronized, divide, mean_over_micro_batches
 from jaxddp.step.loops import scan
 from jaxddp.step.metrics import StepSums
@@ -36,6 +36,7 @@ from jaxddp.step.replicated import Replicated
 from jaxddp.step.strategy import Strategy
 from jaxddp.step.trainable import trained, with_zeros
 from jaxddp.step.zero import Sharded
+from jaxddp.tracking.gradient_metrics import TOTAL_NORM
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,15 @@ class ReplicaStep(StepOptions):
         # Clipping.
         clipped = hooked
         if self.clip_grad_norm is not None:
-            clipped, step_metrics["grad_norm"] = strategy.clip(hooked, self.clip_grad_norm)
+            clipped, step_metrics[TOTAL_NORM] = strategy.clip(hooked, self.clip_grad_norm)
         elif (bound := self.clip_grad_value) is not None:  # element by element, so of slices too
             clipped = jax.tree.map(lambda g: jnp.clip(g, -bound, bound), hooked)
 
         # Optimizer update.
         params, opt_state = strategy.update(self.optimizer, clipped, state)
+        if self.log_steps:
+            step_metrics = {TOTAL_NORM: strategy.norm(hooked)} | step_metrics
+            step_metrics |= learning_rates(state.opt_state, opt_state, self.lr)
         averaged = state.averaged
         if self.ema_decay is not None:
             # The average starts at the first update, and steps that the scaler skips make none.

@@ -1,18 +1,22 @@
-"""Metrics of gradients among the metrics of a step, without a framework:
+"""Metrics of gradients, and others that are not sums over elements, among the metrics of a step, without a framework:
 
 grad_norm/NAME      norm of a parameter's mean gradient
 grad_log2/NAME/K    number of its elements with 2^K <= |g| < 2^(K+1); the first K also counts all smaller
                     elements and zeros, the last K all larger ones
+grad_norm, lr       norm of the whole mean gradient before clipping, and learning rate; lr/0, lr/1, ... of groups
 anomaly/RANK/CHUNK  local gradients of a replica that are not finite: one digit for each of eight parameters,
                     in the order of their names
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from jaxddp.errors import NotFiniteError, TrainingError
 
 NORM, LOG2, ANOMALY = "grad_norm/", "grad_log2/", "anomaly/"
+TOTAL_NORM, RATE = "grad_norm", "lr"
+OF_STEP = (TOTAL_NORM, RATE, "scale", "skipped")
 LOG2_BINS = range(-32, 9)
 CHUNK, BASE = 8, 4  # 16 bits, which float32 represents exactly
 KINDS = {1: "infinite", 2: "NaN"}  # meaning of the digits; 0: finite
@@ -26,6 +30,24 @@ def of_gradients(name: str) -> bool:
     (True, False)
     """
     return name.startswith((NORM, LOG2, ANOMALY))
+
+
+def of_step(name: str) -> bool:
+    """Return whether a metric is one number for the step, and thus not a sum over examples.
+
+    >>> of_step("lr/1"), of_step("grad_norm"), of_step("grad_norm/fc.weight"), of_step("loss")
+    (True, True, False, False)
+    """
+    return name in OF_STEP or name.startswith(f"{RATE}/")
+
+
+def by_group(rates: Sequence[Any]) -> dict[str, Any]:
+    """Name the learning rates of an optimizer's groups.
+
+    >>> by_group([0.1]), by_group([0.1, 0.2])
+    ({'lr': 0.1}, {'lr/0': 0.1, 'lr/1': 0.2})
+    """
+    return {f"{RATE}/{i}" if len(rates) > 1 else RATE: rate for i, rate in enumerate(rates)}
 
 
 def renamed(sums: Mapping[str, float], shown: Callable[[str], str]) -> dict[str, float]:

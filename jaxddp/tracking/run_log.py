@@ -21,7 +21,7 @@ from jaxddp.files import check_in_place, sync_open, write_atomically, writing
 from jaxddp.program import Program
 from jaxddp.tracking.console import Console, formatted
 from jaxddp.tracking.curves import Record, draw_curves
-from jaxddp.tracking.gradient_metrics import of_gradients
+from jaxddp.tracking.gradient_metrics import of_gradients, of_step
 from jaxddp.tracking.kept_program import keep_flags, keep_program
 from jaxddp.tracking.metrics_file import METRICS_FILE, missing_records, open_metrics, read_metrics, to_line
 from jaxddp.tracking.run_folder import save_config, save_digests
@@ -220,7 +220,7 @@ class RunLog:
         """Log an optimizer step on `examples` examples."""
         self._epoch, self._step = epoch, step
         metrics = {name: float(value) for name, value in metrics.items()}
-        shown = {name: x for name, x in metrics.items() if not of_gradients(name)}
+        shown = {name: x for name, x in metrics.items() if not of_gradients(name) and not of_step(name)}
         self._console.advance(step, self._steps, epoch, shown, examples)
         if not is_logged(step, self._config.log_every):
             return
