@@ -94,7 +94,7 @@ def data_parallel(
             raise InputError(f"{program.name}: has no flax_optimizer, which flax_step needs")
         given["replica_step"] = program_step(functional, of_batches(step), optimizer, config.seed)
         return DataParallel(functional, None, loss_fn, **given)
-    given["log_steps"] = True
+    given["is_logged"] = config.is_logged
     if optimizer is None:
         scaled = config.with_scaled_lr(replicas.world_size)
         optimizer, given["lr"] = optim.from_config(scaled, total_steps), schedules.from_config(scaled, total_steps).lr

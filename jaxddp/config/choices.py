@@ -42,6 +42,7 @@ RESERVED = ("loss", "count", "grad_norm", "lr", "scale", "skipped")  # metrics t
 DEFAULT_CPU_DEVICES = 2
 MOST_CPU_DEVICES = 256  # tried on two cores: 256 train, 1024 wait for each other
 DEFAULT_LOCAL_SGD_PERIOD = 4
+SPARSER = tuple(400 * 2**k for k in range(23))  # steps from each of which on half as many are logged: 4,873 of 2^31
 
 # Choices with which an option has an effect; with any other choice it is an error.
 BELONGS_TO: dict[str, dict[str, tuple[str, ...]]] = {

@@ -60,12 +60,16 @@ def learning_rates(before: Any, after: Any, lr: optax.ScalarOrSchedule | None) -
         lr: the rate otherwise, as a function of the number of updates before; None: unknown.
     """
     rates = [rate for plateau in plateaus(after) for rate in plateau.rates]
-    rates = rates or [rate for _, rate in optax.tree.get_all_with_path(after, "learning_rate")]
+    rates = rates or _scalars([x for _, x in optax.tree.get_all_with_path(after, "learning_rate")], jnp.inexact)
     if not rates and lr is not None:
-        leaves = map(jnp.asarray, jax.tree.leaves(before))
-        counts = [x for x in leaves if not x.ndim and jnp.issubdtype(x.dtype, jnp.integer)]
+        counts = _scalars(before, jnp.integer)
         rates = [lr(jnp.stack(counts).max() if counts else 0) if callable(lr) else lr]
     return {name: jnp.asarray(rate) for name, rate in by_group(rates).items()}
+
+
+def _scalars(tree: Any, kind: Any) -> list[jax.Array]:
+    leaves = map(jnp.asarray, jax.tree.leaves(tree))
+    return [x for x in leaves if not x.ndim and jnp.issubdtype(x.dtype, kind)]
 
 
 def _log2_counts(gradient: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import optax
+from jax import lax
 from jax import numpy as jnp
 
 from jaxddp.comm_hooks import CommHook, stateless
@@ -120,8 +121,9 @@ class ReplicaStep(StepOptions):
 
         # Optimizer update.
         params, opt_state = strategy.update(self.optimizer, clipped, state)
-        if self.log_steps:
-            step_metrics = {TOTAL_NORM: strategy.norm(hooked)} | step_metrics
+        if self.is_logged is not None:
+            if self.clip_grad_norm is None:
+                step_metrics[TOTAL_NORM] = self._norm(state, hooked, local.loss.dtype)
             step_metrics |= learning_rates(state.opt_state, opt_state, self.lr)
         averaged = state.averaged
         if self.ema_decay is not None:
@@ -251,6 +253,13 @@ class ReplicaStep(StepOptions):
 
     def _unscale(self, state: TrainState, gradients: Any) -> Any:
         return gradients if self.scaler is None else self.scaler.unscale(state.scaler, gradients)
+
+    def _norm(self, state: TrainState, gradients: Any, dtype: Any) -> jax.Array:
+        """Compute the norm of the gradients if the step is logged; NaN otherwise."""
+        assert self.is_logged is not None, "checked before"
+        norm = lambda gradients: self.strategy.norm(gradients).astype(dtype)  # noqa: E731
+        unknown = lambda gradients: jnp.asarray(jnp.nan, dtype)  # noqa: E731
+        return lax.cond(self.is_logged(state.step + 1), norm, unknown, gradients)
 
     def _summed(self, state: TrainState, sums: Sums, shares: Params) -> Sums:
         """Sum over all replicas; stacked, since every operand of an all-reduce costs microseconds."""

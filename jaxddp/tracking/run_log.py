@@ -28,7 +28,6 @@ from jaxddp.tracking.run_folder import save_config, save_digests
 from jaxddp.tracking.writers import Writer, writers
 
 CURVES_FILE = "curves.png"
-DENSE = 200  # steps of an octave, up to 200, 400, 800, ..., that are logged without --log-every
 MOST_HISTOGRAMS = 250  # of a parameter in a run
 
 
@@ -71,25 +70,12 @@ def by_split(**splits: Mapping[str, float]) -> dict[str, float]:
     return {f"{split}_{name}": float(value) for split, metrics in splits.items() for name, value in metrics.items()}
 
 
-def is_logged(step: int, every: int | None = None) -> bool:
-    """Return whether a step is logged: the first 400, of 800 every 2nd, of 1,600 every 4th, ..., at most 5,000.
-
-    Args:
-        step: number of the step, from 1.
-        every: value of --log-every.
-
-    >>> [sum(map(is_logged, range(1, steps + 1))) for steps in (100, 1000, 100_000)]
-    [100, 650, 1990]
-    """
-    return step % (every or 1 << max(0, (step // DENSE).bit_length() - 1)) == 0
-
-
 class RunLog:
     """Log of a run on the console and in its folder.
 
     A context manager that draws the curves when the run ends or fails. Steps and epochs are counted from 1.
     Metrics are numbers by name, such as loss and accuracy. The folder gets every epoch, the steps of
-    `is_logged`, and at most `MOST_HISTOGRAMS` histograms per parameter, so that it stays small.
+    `TrainerConfig.is_logged`, and at most `MOST_HISTOGRAMS` histograms per parameter, so that it stays small.
 
     Args:
         config: configuration, saved as config.json.
@@ -222,7 +208,7 @@ class RunLog:
         metrics = {name: float(value) for name, value in metrics.items()}
         shown = {name: x for name, x in metrics.items() if not of_gradients(name) and not of_step(name)}
         self._console.advance(step, self._steps, epoch, shown, examples)
-        if not is_logged(step, self._config.log_every):
+        if not self._config.is_logged(step):
             return
         self._keep({"kind": "step", "step": step, "epoch": epoch, "examples": examples, **metrics})
         self._plot(step, {name if of_gradients(name) else f"{name}/step": value for name, value in metrics.items()})

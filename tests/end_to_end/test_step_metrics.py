@@ -14,6 +14,7 @@ from tests.support.run_files import LINE, OWN_OPTIMIZERS, assert_same, in_jax, i
 from tests.support.train_runs import records
 
 PLATEAU = LINE + '\nschedule, patience, factor, threshold = "plateau", 0, 0.5, 0.9'
+SPARSE = LINE + "\nlog_every = 2"
 CLIPPED = LINE + '\nclip_grad_norm, momentum, schedule, warmup_steps = 0.1, 0.9, "warmup_cosine", 3'
 
 
@@ -21,7 +22,9 @@ def steps(folder: Path) -> list[dict[str, Any]]:
     return [record for record in records(folder) if record["kind"] == "step"]
 
 
-@pytest.mark.parametrize(("line", "rates"), [(LINE, [0.05]), (PLATEAU, [0.05, 0.025]), (CLIPPED, None)])
+@pytest.mark.parametrize(
+    ("line", "rates"), [(LINE, [0.05]), (PLATEAU, [0.05, 0.025]), (CLIPPED, None), (SPARSE, [0.05])]
+)
 def test_steps_have_the_norm_of_the_gradient_and_the_learning_rate(
     line: str, rates: list[float] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

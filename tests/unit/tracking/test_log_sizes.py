@@ -14,7 +14,7 @@ from jaxddp.errors import InputError, TrainingError
 from jaxddp.tracking import run_log
 from jaxddp.tracking.gradient_metrics import LOG2_BINS
 from jaxddp.tracking.metrics_file import read_metrics
-from jaxddp.tracking.run_log import RunLog, is_logged
+from jaxddp.tracking.run_log import RunLog
 from tests.support.run_logs import STEPS_PER_EPOCH, claimed_log, places, read_events, scalars, train, write_run
 
 LAST = range(3200, 5003, 16)
@@ -41,6 +41,7 @@ def test_the_folder_gets_ever_fewer_steps_or_every_nth(tmp_path, epochs, log_eve
 
 
 def test_the_first_steps_are_all_logged_and_no_run_logs_more_than_5000() -> None:
+    is_logged = TrainConfig().is_logged
     assert all(map(is_logged, range(1, 401)))
     steps = [step for step in range(1, 100_000) if is_logged(step)]
     gaps = np.diff(steps)
