@@ -137,14 +137,17 @@ def train_epoch(
     speed.begin()
     step, examples = int(state.step), 0
     test: dict[str, float] = {}
+    last: dict[str, float] = {}
     in_flight, totals = InFlight(first_step=step + 1, explain=run.explain), saver.sums_until(step)
 
     def report(wait: bool) -> int:
+        nonlocal last
         seen = 0
         for number, by_jax_name in in_flight.finished(wait, run.pace.run_ahead):
             sums = renamed(by_jax_name, torch_name)
             size = run.loader.examples_in(number - 1)
-            log.step(number, epoch + 1, step_metrics(sums), examples=size)
+            last = step_metrics(sums)
+            log.step(number, epoch + 1, last, examples=size)
             totals.add(sums)
             seen += size
         return seen
@@ -167,6 +170,10 @@ def train_epoch(
         run.pace.end()
         if run.config.verify_every and before // run.config.verify_every != step // run.config.verify_every:
             state = run.verified(state)
+        if run.callback_period.passed("steps", before, step):
+            examples += report(wait=True)
+            with speed.paused():
+                tester.tell("on_step_end", state, epoch, last)
         if (test_due := tester.due(step)) and not run.at_epoch_end(step):
             examples += report(wait=True)
             with speed.paused():

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxddp.config import TrainerConfig
 from jaxddp.config.hardware import GPUS
+from jaxddp.config.period import Period
 from jaxddp.data.run_data import RunData
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.agreement import Agreement
@@ -45,6 +46,11 @@ class Run:
             return self.loader.choose_steps_per_dispatch(1 if self.ddp.one_by_one else most)
 
         return Pace(choose, Agreement(self.ddp.replicas, delay=0))
+
+    @property
+    def callback_period(self) -> Period:
+        """Time between calls of the program's `on_step_end`; 0 without one."""
+        return Period(self.config.callback_every if self.program.get("on_step_end") else 0, "steps")
 
     @property
     def saved_config(self) -> TrainerConfig:

@@ -147,12 +147,16 @@ def train_epoch(
             if config.join:  # ranks without batches take part in DDP's collectives only
                 continue
             test_due = tester.due() and state.step % loader.steps_per_epoch != 0
-            if len(waiting) >= due or test_due:
+            callback_due = run.program.get("on_step_end") is not None and state.step % config.callback_every == 0
+            if len(waiting) >= due or test_due or callback_due:
                 reported += report(run, epoch, waiting, log)
                 due = steps_per_report((time.perf_counter() - begun) / len(waiting), run.world)
                 waiting, begun = [], time.perf_counter()
             if config.verify_every and state.step % config.verify_every == 0:
                 verify(run)
+            if callback_due:
+                with speed.paused():
+                    tester.tell("on_step_end", epoch, step_metrics(reported[-1]))
             if test_due:
                 with speed.paused():
                     tester.within_epoch(epoch)

@@ -149,5 +149,5 @@ FREE_ON_RESUME = (
     *("data_path", "print_shards", "steps_per_dispatch", "stall_timeout", "verify_every", "on_nan", "on_drift"),
     *("coordinator", "num_processes", "process_id", "join_timeout", "resume", "checkpoint_every", "keep_checkpoints"),
     *("keep_best", "log_every", "log_gradients", "detect_anomaly", "remat", "evaluate_every", "track"),
-    *("early_stopping_patience",),
+    *("early_stopping_patience", "callback_every"),
 )

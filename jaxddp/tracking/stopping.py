@@ -43,8 +43,8 @@ class Stopping:
     def __init__(self, config: TrainerConfig, notes: Mapping[str, Any] | None = None, judged: str = "test"):
         self._config, self._unit = config, {"test": "test", "train": "epoch"}[judged]
         self._best, self._waited = (notes or {}).get("stopping", (None, 0))
-        self.asked = False
-        """The program's `on_epoch_end` has asked for the end."""
+        self.asked: str | None = None
+        """The function of the program that has asked for the end."""
 
     @property
     def notes(self) -> tuple[float | None, int]:
@@ -54,8 +54,8 @@ class Stopping:
     @property
     def reason(self) -> str | None:
         """Line that says why the run ends; None: it goes on."""
-        if self.asked:
-            return "stopped by on_epoch_end"
+        if self.asked is not None:
+            return f"stopped by {self.asked}"
         config, patience = self._config, self._config.early_stopping_patience
         if patience is None or self._waited < patience:
             return None
