@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxddp.config.ranges import check_range
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.data.order import PADDING, Order, Sampler, Shuffle, Unshuffled, check_length, deal, epoch_order
+from jaxddp.data.order import PADDING, Order, Sampler, Shuffle, Unshuffled, batch_of, check_length, deal, epoch_order
 from jaxddp.data.sampler import epoch_indices, samples_per_replica
 from jaxddp.data.sources.arrays import Arrays
 from jaxddp.data.sources.source import Augment, Collate, Job, Source, as_source
@@ -156,6 +156,13 @@ class Loader:
         if self._join:
             return self._size - step * self.per_replica_batch_size * self._replicas.world_size
         return self._rest * self._replicas.world_size
+
+    def batch_of(self, step: int) -> str:
+        """Describe the examples of an optimizer step, counted from 1 over all epochs, for a message."""
+        epoch, place = divmod(step - 1, self.steps_per_epoch)
+        first = place * self.per_replica_batch_size
+        last = first + (self.per_replica_batch_size if place < self._full_steps else self._rest)
+        return batch_of(self._order(epoch), self._replicas.world_size, first, last, self._join)
 
     def indices(self, epoch: int) -> np.ndarray:
         """Return the example indices of each replica in `epoch`, int64 (world_size, examples per replica)."""

@@ -138,7 +138,7 @@ def train_epoch(
     step, examples = int(state.step), 0
     test: dict[str, float] = {}
     last: dict[str, float] = {}
-    in_flight, totals = InFlight(first_step=step + 1, explain=run.explain), saver.sums_until(step)
+    in_flight, totals = InFlight(step + 1, run.explain, run.loader.batch_of), saver.sums_until(step)
 
     def report(wait: bool) -> int:
         nonlocal last

@@ -205,7 +205,8 @@ def report(run: Run, epoch: int, steps: list[Sums], log: RunLog) -> list[dict[st
     reduced = all_reduce_sums(steps, run.world)
     learning = [name for name, parameter in run.state.module.named_parameters() if parameter.requires_grad]
     for step, sums in enumerate(reduced, start=run.state.step - len(steps) + 1):
-        check_finite(sums, step, explained(sums, learning) if run.config.detect_anomaly else None)
+        anomaly = explained(sums, learning) if run.config.detect_anomaly else None
+        check_finite(sums, step, anomaly, run.loader.batch_of)
         log.step(step, epoch + 1, step_metrics(sums), run.loader.examples_in(step - 1))
     return reduced
 

@@ -62,6 +62,7 @@ class InFlight:
         first_step: number of the first step.
         explain: sums of a step -> message about gradients that are not finite; "" if all are finite, None if they
             were not checked.
+        batch: describes the batch of a step whose loss is not finite, for the message.
 
     >>> in_flight = InFlight(first_step=1)
     >>> in_flight.add(StepSums.of({"loss": jnp.array([6.0, 2.0]), "count": jnp.array([4.0, 4.0])}))
@@ -69,8 +70,13 @@ class InFlight:
     [(1, {'loss': 6.0, 'count': 4.0}), (2, {'loss': 2.0, 'count': 4.0})]
     """
 
-    def __init__(self, first_step: int, explain: Callable[[Mapping[str, float]], str | None] = lambda sums: None):
-        self._next = first_step
+    def __init__(
+        self,
+        first_step: int,
+        explain: Callable[[Mapping[str, float]], str | None] = lambda sums: None,
+        batch: Callable[[int], str] | None = None,
+    ):
+        self._next, self._batch = first_step, batch
         self._explain = explain
         self._waiting: deque[StepSums] = deque()
 
@@ -89,7 +95,7 @@ class InFlight:
             sums = self._waiting.popleft()
             for row in _to_list(sums.table):
                 step_sums = dict(zip(sums.names, row, strict=True))
-                check_finite(step_sums, self._next, self._explain(step_sums))
+                check_finite(step_sums, self._next, self._explain(step_sums), self._batch)
                 yield self._next, step_sums
                 self._next += 1
 

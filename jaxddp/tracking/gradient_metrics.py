@@ -109,7 +109,9 @@ def anomalies(sums: Mapping[str, float], names: Iterable[str]) -> dict[int, dict
     return by_rank
 
 
-def check_finite(sums: Mapping[str, float], step: int, anomaly: str | None) -> None:
+def check_finite(
+    sums: Mapping[str, float], step: int, anomaly: str | None, batch: Callable[[int], str] | None = None
+) -> None:
     """Raise `NotFiniteError` if the loss or gradients of a step are not finite, unless it was skipped.
 
     A loss scale of 0 raises `TrainingError` too.
@@ -118,6 +120,7 @@ def check_finite(sums: Mapping[str, float], step: int, anomaly: str | None) -> N
         sums: metrics of the step.
         step: number of the step, for the message.
         anomaly: description of the gradients that are not finite; "" if all are finite, None if unknown.
+        batch: describes the batch of a step, for the message.
 
     >>> check_finite({"loss": math.inf}, 3, None)
     Traceback (most recent call last):
@@ -131,9 +134,12 @@ def check_finite(sums: Mapping[str, float], step: int, anomaly: str | None) -> N
         return
     if not math.isfinite(loss):
         detail = HINT if anomaly is None else anomaly or "every gradient is finite"
-        raise NotFiniteError(f"loss is {loss} at step {step}; {detail}")
-    if anomaly:
-        raise NotFiniteError(f"{anomaly} at step {step}, with a loss of {loss:g}")
+        message = f"loss is {loss} at step {step}; {detail}"
+    elif anomaly:
+        message = f"{anomaly} at step {step}, with a loss of {loss:g}"
+    else:
+        return
+    raise NotFiniteError(message if batch is None else f"{message}; {batch(step)}")
 
 
 def explained(sums: Mapping[str, float], order: Sequence[str], shown: Callable[[str], str] = str) -> str:
