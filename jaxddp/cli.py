@@ -19,8 +19,8 @@ from jaxddp.errors import BAD_INPUT, INTERRUPTED, InputError, TrainingError, exi
 from jaxddp.flags import parse_plain, value_of
 from jaxddp.program import Program, built_in, check_flags, default_config, load_program
 from jaxddp.scripts import file_of_module, refuse_exits
-from jaxddp.tracking.kept_program import check_program
-from jaxddp.tracking.run_folder import CONFIG_FILE, load_config
+from jaxddp.tracking.kept_program import check_program, check_resumes, resumed_configs
+from jaxddp.tracking.run_folder import CONFIG_FILE
 
 Config = TypeVar("Config", bound=TrainerConfig)
 
@@ -39,7 +39,7 @@ def parse_run(config_class: type[Config], argv: Sequence[str], prog: str, defaul
     """Parse flags into `config_class`; with --resume DIR, the saved config of that run provides the defaults.
 
     Args:
-        default: values of flags that are left out, without --resume.
+        default: values of flags that are left out; with --resume only those that have changed in the run file.
 
     Raises:
         InputError: an unknown flag, a bad value, or a --resume folder without a run.
@@ -51,12 +51,12 @@ def parse_run(config_class: type[Config], argv: Sequence[str], prog: str, defaul
         if not (Path(folder) / CONFIG_FILE).is_file():
             raise InputError(f"--resume {folder}: not a run folder (it has no {CONFIG_FILE})")
         try:
-            default = load_config(Path(folder), config_class)
+            saved, default = resumed_configs(Path(folder), default)
         except RecursionError:
             raise InputError(f"{folder}/{CONFIG_FILE}: not a run's config (nested too deeply)") from None
     config = parse_plain(config_class, argv, prog, default)
     if folder is not None:
-        config.check_resumes(default)
+        check_resumes(config, saved)
     config.check_used(baseline=default)
     return config
 

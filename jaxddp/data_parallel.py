@@ -147,6 +147,11 @@ class DataParallel:
         return len(self._steps.shapes), len(self._evaluation.dispatch.shapes)
 
     @property
+    def one_by_one(self) -> bool:
+        """Whether `steps` is known to dispatch each of its steps by itself, so that several at once save nothing."""
+        return bool(self._steps.slow)
+
+    @property
     def frozen_parameters(self) -> tuple[str, ...]:
         """Names of the parameters that do not learn."""
         params = self.functional.params

@@ -1,5 +1,6 @@
 """Batches of a training set on the devices: in the sampler's order, one ahead of the training step."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -11,7 +12,7 @@ import numpy as np
 
 from jaxddp.config.ranges import check_range
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.data.order import PADDING, Order, Sampler, Shuffle, Unshuffled, check_length, deal, epoch_order
+from jaxddp.data.order import PADDING, Order, Sampler, Shuffle, Unshuffled, batch_of, check_length, deal, epoch_order
 from jaxddp.data.sampler import epoch_indices, samples_per_replica
 from jaxddp.data.sources.arrays import Arrays
 from jaxddp.data.sources.source import Augment, Collate, Job, Source, as_source
@@ -45,6 +46,7 @@ class Loader:
         steps_per_dispatch: K, optimizer steps per yielded batch; None: the loader chooses, up to
             `max_steps_per_dispatch`, and 1 with `collate`, whose batches may differ in shape.
         max_steps_per_dispatch: upper bound of K, if the loader chooses it.
+        ends_every: optimizer steps after each of which a dispatch ends, if the loader chooses K; None: no such steps.
         shuffle, seed, drop_last: as in torch's DistributedSampler; shuffle "index": an order that takes no memory.
         drop_last_batch: skip the last step of an epoch if its batch is smaller, as DataLoader(drop_last=True) does.
         join: use every example exactly once. In the last step of an epoch some replicas may then have one example
@@ -74,6 +76,7 @@ class Loader:
         accumulation_steps: int = 1,
         steps_per_dispatch: int | None = None,
         max_steps_per_dispatch: int = MAX_STEPS_PER_DISPATCH,
+        ends_every: int | None = None,
         shuffle: Shuffle = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -117,9 +120,22 @@ class Loader:
         self._rest = most - self._full_steps * self.per_replica_batch_size
         if self.steps_per_epoch == 0:
             raise InputError(f"global_batch_size {global_batch_size}: larger than the {self._size} examples")
-        self.steps_per_dispatch = steps_per_dispatch or self._even_chunk(
-            1 if self.source.collate else max_steps_per_dispatch
-        )
+        self._given, self._ends_every = steps_per_dispatch, ends_every
+        self._most = 1 if self.source.collate or steps_per_dispatch else self._fitting(max_steps_per_dispatch)
+        self.steps_per_dispatch = 1
+        self.choose_steps_per_dispatch(self._most)
+
+    def choose_steps_per_dispatch(self, most: int) -> int:
+        """Choose K, at most `most`, for the dispatches that are not planned yet, unless it was given; return it.
+
+        Dispatches of K steps begin at multiples of K; up to there they have one step.
+        """
+        chosen = self._even_chunk(min(most, self._most))
+        if self._ends_every is not None:
+            common = math.gcd(self._ends_every, self.steps_per_epoch)
+            chosen = max(k for k in range(1, chosen + 1) if common % k == 0)
+        self.steps_per_dispatch = self._given or chosen
+        return self.steps_per_dispatch
 
     @property
     def steps_per_epoch(self) -> int:
@@ -140,6 +156,13 @@ class Loader:
         if self._join:
             return self._size - step * self.per_replica_batch_size * self._replicas.world_size
         return self._rest * self._replicas.world_size
+
+    def batch_of(self, step: int) -> str:
+        """Describe the examples of an optimizer step, counted from 1 over all epochs, for a message."""
+        epoch, place = divmod(step - 1, self.steps_per_epoch)
+        first = place * self.per_replica_batch_size
+        last = first + (self.per_replica_batch_size if place < self._full_steps else self._rest)
+        return batch_of(self._order(epoch), self._replicas.world_size, first, last, self._join)
 
     def indices(self, epoch: int) -> np.ndarray:
         """Return the example indices of each replica in `epoch`, int64 (world_size, examples per replica)."""
@@ -206,10 +229,11 @@ class Loader:
     def _dispatches(self, first: int) -> Iterator[tuple[int, int, int]]:
         """Yield the first and last + 1 step of each dispatch from step `first` on, and examples per replica and step.
 
-        A resumed epoch goes on with the dispatches of an uninterrupted one, so that it runs the same programs.
+        A resumed epoch soon goes on with the dispatches of an uninterrupted one, so that it runs the same programs.
         """
         while first < self._full_steps:
-            last = min(first - first % self.steps_per_dispatch + self.steps_per_dispatch, self._full_steps)
+            steps = 1 if first % self.steps_per_dispatch else self.steps_per_dispatch
+            last = min(first + steps, self._full_steps)
             yield first, last, self.per_replica_batch_size
             first = last
         if self._rest and not self._drop_last_batch:
@@ -271,14 +295,17 @@ class Loader:
         ranks = [min(self.examples_in(step), self._replicas.world_size) - 1 for step in following.tolist()]
         return np.tile(np.array(ranks, np.int32), (len(indices), 1))
 
+    def _fitting(self, most: int) -> int:
+        """Return the largest number of steps, at most `most`, whose examples take `_MAX_BYTES`."""
+        example_bytes = sum(array.nbytes for array in self.source.take(np.zeros(1, np.int64), 0).values())
+        per_step = max(1, example_bytes * self.per_replica_batch_size * self._replicas.world_size)
+        return max(1, min(most, _MAX_BYTES // per_step))
+
     def _even_chunk(self, most: int) -> int:
-        """Return the steps per dispatch that split an epoch evenly, bounded in steps and bytes.
+        """Return the steps per dispatch, at most `most`, that split an epoch evenly.
 
         An even split saves compiling a program for a shorter last dispatch.
         """
-        example_bytes = sum(array.nbytes for array in self.source.take(np.zeros(1, np.int64), 0).values())
-        per_step = max(1, example_bytes * self.per_replica_batch_size * self._replicas.world_size)
-        most = max(1, min(most, _MAX_BYTES // per_step))
         chunks = -(-self._full_steps // most)
         return -(-self._full_steps // chunks) if chunks else 1
 

@@ -38,7 +38,6 @@ class Tester:
         self._period = run.config.evaluation_period
         self._seen, self._due = start_step, False
         self._agreed = Agreement(run.ddp.replicas, delay=0)
-        self._on_epoch_end = run.program.get("on_epoch_end")
 
     def begin(self, state: TrainState) -> None:
         """Check `--best-metric` before the first step, if the run depends on it."""
@@ -101,8 +100,7 @@ class Tester:
         shown = test or ({} if self._test_sets else train)
         if shown:
             state = self._judged(state, shown)
-        if self._on_epoch_end is not None:
-            self._tell(state, epoch, by_split(train=train, test=test, averaged=averaged or {}))
+        self.tell("on_epoch_end", state, epoch, by_split(train=train, test=test, averaged=averaged or {}))
         return state, shown
 
     def _tested(self, state: TrainState) -> tuple[dict[str, float], dict[str, float] | None]:
@@ -116,14 +114,18 @@ class Tester:
             state = self._run.ddp.observed(state, metrics[loss] if value is None else value)
         return state
 
-    def _tell(self, state: TrainState, epoch: int, metrics: dict[str, float]) -> None:
+    def tell(self, name: str, state: TrainState, epoch: int, metrics: dict[str, float]) -> None:
+        """Call `on_epoch_end` or `on_step_end`, if the program has it, which may ask for the end of the run."""
+        if (function := self._run.program.get(name)) is None:
+            return
         given: dict[str, Any] = {}
-        if asks_for(self._on_epoch_end, "weights"):
+        if asks_for(function, "weights"):
             given["weights"] = self._run.weights(state)
         stop = False
         if self._run.is_first:
-            stop = asks_to_stop(bound(self._on_epoch_end, **given)(epoch + 1, int(state.step), metrics))
-        self._stopping.asked = bool(self._agreed(int(stop)))
+            stop = asks_to_stop(name, bound(function, **given)(epoch + 1, int(state.step), metrics))
+        if self._agreed(int(stop)):
+            self._stopping.asked = name
 
 
 def _has_batch_norm(functional: Any) -> bool:

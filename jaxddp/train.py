@@ -36,10 +36,11 @@ from jaxddp.nn.torch_weights import torch_name
 from jaxddp.program import Program, built_in, check_flags, default_config, program_of
 from jaxddp.signals import needing_no_reader
 from jaxddp.state import TrainState
+from jaxddp.tracking.console import Console
 from jaxddp.tracking.folder_lock import LOCK_FILE
-from jaxddp.tracking.kept_program import check_program, program_changes
+from jaxddp.tracking.kept_program import check_program, check_resumes, program_changes, resumed_configs
 from jaxddp.tracking.resumed import check_kept, check_not_done, check_same_epochs, check_same_run, check_steps_per_epoch
-from jaxddp.tracking.run_folder import check_same_data, claim_output, load_config
+from jaxddp.tracking.run_folder import check_same_data, claim_output
 from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
 from jaxddp.train_build import build, start_state
 from jaxddp.train_loop import train
@@ -86,10 +87,10 @@ def run(program: Any = None, **flags: Any) -> Result:
             raise InputError(f"{name} = {value!r}: must be {described(kinds[name])}")
     if (folder := flags.get("resume")) is not None:
         check_program(Path(folder), loaded)
-        default = load_config(Path(folder), type(default))
+        saved, default = resumed_configs(Path(folder), default)
     config = dataclasses.replace(default, **flags)
     if folder is not None:
-        config.check_resumes(default)
+        check_resumes(config, saved)
     config.check_used(baseline=default)
     check_flags(loaded, config)
     return main(config, loaded)
@@ -119,7 +120,9 @@ def train_alone_or_joined(
         # On GPUs jax would multiply float32 matrices in TF32, which keeps 10 bits; torch does not.
         resources.enter_context(jax.default_matmul_precision("highest"))
         resources.enter_context(jax.transfer_guard("allow"))  # JAX_TRANSFER_GUARD is for programs under test
-        with StallWatch(config.stall_timeout, tell=None if peers is None else peers.stalled) as starting:
+        remind = Console(1, 1, quiet=cluster is not None and cluster.process_id != 0).waiting
+        tell = None if peers is None else peers.stalled
+        with StallWatch(config.stall_timeout, tell=tell, remind=remind) as starting:
             starting.doing(f"the start of {program.name}: its data, its model or the trace of its step")
             run = build(config, cluster, program)
             if not config.verify_data:
@@ -161,7 +164,7 @@ def train_alone_or_joined(
             )
         )
         resources.enter_context(program.naming())
-        return train(run, state, log, checkpoints, None if peers is None else peers.stalled)
+        return train(run, state, log, checkpoints, tell)
 
 
 def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints | None, TrainState, dict[str, Any]]":

@@ -10,7 +10,6 @@ import numpy as np
 from jaxddp import optim
 from jaxddp.config import TrainerConfig
 from jaxddp.data.batches import of_batches
-from jaxddp.data.order import Sampler
 from jaxddp.data.run_data import RunData, load_data
 from jaxddp.data.weight_files import check_values, fitted
 from jaxddp.data_parallel import DataParallel
@@ -24,6 +23,7 @@ from jaxddp.nn.any_model import functional_of, transformation_of
 from jaxddp.nn.functional import cast
 from jaxddp.nn.program_losses import losses_of, metrics_of
 from jaxddp.nn.torch_weights import start_values
+from jaxddp.optim import schedules
 from jaxddp.program import NAMES, Program, bound, built_in
 from jaxddp.state import TrainState
 from jaxddp.step.options import options
@@ -60,7 +60,7 @@ def build(config: TrainerConfig, cluster: Cluster | None = None, program: Progra
         check_same({"programs": program_digest(program)}, replicas, "all must have the same run file")
         check_same(read, replicas, f"all must read the same ({from_where})")
     try:
-        loader = make_loader(config, data, replicas, program.get("sampler"))
+        loader = make_loader(config, data, replicas, program)
     except InputError as error:
         raise InputError(str(error).replace("global_batch_size", "--global-batch-size")) from None
     with program.naming():
@@ -100,8 +100,12 @@ def data_parallel(
             raise InputError(f"{program.name}: has no flax_optimizer, which flax_step needs")
         given["replica_step"] = program_step(functional, of_batches(step), optimizer, config.seed)
         return DataParallel(functional, None, loss_fn, **given)
+    # A dispatch whose number of steps is given may end, and call on_step_end, after any step.
+    shown = (1 if config.steps_per_dispatch else config.callback_every) if program.get("on_step_end") else math.inf
+    given["is_logged"] = lambda step: config.is_logged(step) | (step % shown == 0)
     if optimizer is None:
-        optimizer = optim.from_config(config.with_scaled_lr(replicas.world_size), total_steps)
+        scaled = config.with_scaled_lr(replicas.world_size)
+        optimizer, given["lr"] = optim.from_config(scaled, total_steps), schedules.from_config(scaled, total_steps).lr
     else:
         optimizer = transformation_of(optimizer, model)
     given |= options(config, functional) | {"dropout_masks": config.dropout_masks}
@@ -109,29 +113,27 @@ def data_parallel(
     return DataParallel(functional, optimizer, loss_fn, **given)
 
 
-def make_loader(config: TrainerConfig, data: RunData, replicas: Replicas, sampler: Sampler | None = None) -> Loader:
+def make_loader(config: TrainerConfig, data: RunData, replicas: Replicas, program: Program) -> Loader:
     """Return the loader of the training set, with the options of `config`."""
-    loader = Loader(
+    ends = [int(config.evaluation_period.count)] if config.evaluation_period.unit == "steps" else []
+    ends += [config.callback_every] if program.get("on_step_end") else []
+    return Loader(
         data.train,
         replicas,
         global_batch_size=config.global_batch_size,
         accumulation_steps=config.accumulation_steps,
         steps_per_dispatch=config.steps_per_dispatch,
         max_steps_per_dispatch=min(MAX_STEPS_PER_DISPATCH, config.verify_every or MAX_STEPS_PER_DISPATCH),
+        ends_every=math.gcd(*ends) if ends else None,
         shuffle=config.shuffle,
         seed=config.seed,
         drop_last=config.drop_last,
         drop_last_batch=config.drop_last_batch,
         join=config.join,
-        sampler=sampler,
+        sampler=program.get("sampler"),
         num_workers=config.data_workers,
         timeout=0.9 * config.stall_timeout,  # before the watch over the run, which cannot name the example
     )
-    if config.evaluation_period.unit == "steps" and config.steps_per_dispatch is None:  # a dispatch ends at each test
-        common = math.gcd(int(config.evaluation_period.count), loader.steps_per_epoch)
-        most = loader.steps_per_dispatch
-        loader.steps_per_dispatch = max(k for k in range(1, most + 1) if common % k == 0)
-    return loader
 
 
 def start_state(config: TrainerConfig, ddp: DataParallel, program: Program, lines: list[str]) -> TrainState:

@@ -48,10 +48,11 @@ def train(
     if checkpoints is not None:
         checkpoints.create()
     folder = None if checkpoints is None else config.output
-    stall = StallWatch(config.stall_timeout, f"; continue with --resume {folder}" if folder else "", tell_stall)
+    advice = f"; continue with --resume {folder}" if folder else ""
+    stall = StallWatch(config.stall_timeout, advice, tell_stall, log.waiting)
     with stall, Interruption(folder, quiet=not run.is_first) as interruption:
         step = int(state.step)
-        stopping = Stopping(config, notes_at(checkpoints, step))
+        stopping = Stopping(config, notes_at(checkpoints, step), run.data.judged)
         saver = Saver(run, checkpoints, interruption, step, log, stopping)
         tester = Tester(run, log, stall, stopping, step)
         try:
@@ -71,7 +72,7 @@ def train(
     ending = *filter(None, [stopping.reason]), config.agreement
     speed = run.throughput.lines(run.peak_memory(), run.share_of_peak) if run.is_first else []
     speed += run.compiled()
-    log.summary(metrics, time.perf_counter() - started, *ending, speed=speed)
+    log.summary(metrics, time.perf_counter() - started, *ending, split=run.data.judged, speed=speed)
     return Result(state, metrics, weights)
 
 
@@ -141,19 +142,26 @@ def train_epoch(
     speed.begin()
     step, examples = int(state.step), 0
     test: dict[str, float] = {}
-    in_flight, totals = InFlight(first_step=step + 1, explain=run.explain), saver.sums_until(step)
+    last: dict[str, float] = {}
+    in_flight, totals = InFlight(step + 1, run.explain, run.loader.batch_of), saver.sums_until(step)
 
     def report(wait: bool) -> int:
+        nonlocal last
         seen = 0
-        for number, by_jax_name in in_flight.finished(wait):
+        for number, by_jax_name in in_flight.finished(wait, run.pace.run_ahead):
             sums = renamed(by_jax_name, torch_name)
             size = run.loader.examples_in(number - 1)
-            log.step(number, epoch + 1, step_metrics(sums), examples=size)
+            last = step_metrics(sums)
+            log.step(number, epoch + 1, last, examples=size)
             totals.add(sums)
             seen += size
         return seen
 
-    stall.doing(f"the batch of step {step + 1}")
+    def begin_dispatch() -> None:
+        stall.doing(f"the batch of step {step + 1}")
+        run.pace.begin()
+
+    begin_dispatch()
     for batches in speed.waited_for(run.loader.epoch(epoch, start_step=step % run.loader.steps_per_epoch)):
         stall.doing(f"step {step + 1}")
         compiled, _ = run.ddp.programs
@@ -164,8 +172,13 @@ def train_epoch(
         before, step = step, step + len(sums.table)
         saver.reached = step
         examples += report(wait=False)
+        run.pace.end()
         if run.config.verify_every and before // run.config.verify_every != step // run.config.verify_every:
             state = run.verified(state)
+        if run.callback_period.passed("steps", before, step):
+            examples += report(wait=True)
+            with speed.paused():
+                tester.tell("on_step_end", state, epoch, last)
         if (test_due := tester.due(step)) and not run.at_epoch_end(step):
             examples += report(wait=True)
             with speed.paused():
@@ -176,7 +189,7 @@ def train_epoch(
             saver.save(state, **as_notes(test if test_due else {}))
         if stopping.reason is not None:
             break
-        stall.doing(f"the batch of step {step + 1}")
+        begin_dispatch()
     stall.doing(f"step {step}")
     examples += report(wait=True)
     log.histograms(step, totals.histograms())

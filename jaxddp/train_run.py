@@ -3,20 +3,24 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from jaxddp.config import TrainerConfig
 from jaxddp.config.hardware import GPUS
+from jaxddp.config.period import Period
 from jaxddp.data.run_data import RunData
 from jaxddp.data_parallel import DataParallel
+from jaxddp.distributed.agreement import Agreement
 from jaxddp.distributed.devices import most_memory
 from jaxddp.errors import DriftError, tell
 from jaxddp.loader import Loader
 from jaxddp.nn.torch_weights import to_torch, torch_name
 from jaxddp.program import Program
 from jaxddp.state import TrainState
+from jaxddp.step.dispatch import Pace
 from jaxddp.tracking.gradient_metrics import explained
 from jaxddp.tracking.throughput import Throughput
 
@@ -34,6 +38,20 @@ class Run:
     throughput: Throughput = field(default_factory=Throughput)
     lines: list[str] = field(default_factory=list)
     """Lines below the title, on what --weights-partial leaves out."""
+
+    @cached_property
+    def pace(self) -> Pace:
+        """Steps per dispatch and dispatches in flight; before its use, the loader has the most steps per dispatch."""
+
+        def choose(most: int) -> int:
+            return self.loader.choose_steps_per_dispatch(1 if self.ddp.one_by_one else most)
+
+        return Pace(choose, Agreement(self.ddp.replicas, delay=0))
+
+    @property
+    def callback_period(self) -> Period:
+        """Time between calls of the program's `on_step_end`; 0 without one."""
+        return Period(self.config.callback_every if self.program.get("on_step_end") else 0, "steps")
 
     @property
     def saved_config(self) -> TrainerConfig:

@@ -42,13 +42,14 @@ def save_checkpoint(
         notes: numbers, strings, and tuples and dictionaries of them, which `load_checkpoint` returns.
 
     Raises:
-        TrainingError: the state holds a NaN or an infinity.
+        TrainingError: the state holds a NaN, or an infinity that is not in a buffer.
         OSError: the file cannot be written. An earlier checkpoint stays.
     """
-    content = _content(state)
+    content, buffers = _content(state), {name for name, _ in state.module.named_buffers()}
     for of_rank in (content, *others):
         for name, tensor in _tensors(of_rank, _names(state)).items():
-            if not tensor.isfinite().all():
+            may_be_infinite = name in buffers or name.removeprefix("averaged module.") in buffers
+            if tensor.isnan().any() or not (may_be_infinite or tensor.isfinite().all()):
                 raise TrainingError(f"{name} is not finite at step {state.step}")
     if others:
         content["others"] = list(others)

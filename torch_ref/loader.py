@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from jaxddp.config import TrainerConfig
-from jaxddp.data.order import PADDING, Sampler
+from jaxddp.data.order import PADDING, Sampler, batch_of, epoch_order
 from jaxddp.data.sources.source import Augment, Collate, Source, as_source
 from jaxddp.data.sources.stream import StreamSource
 from jaxddp.errors import InputError, TrainingError, reason
@@ -127,6 +127,9 @@ class Loader:
         of_ranks = samplers(range(len(source)), config, num_replicas, sampler, streamed)
         self._sampler = SharedSampler([of_ranks[rank] for rank in ranks])
         self._shares = [len(of_rank) for of_rank in of_ranks]
+        shuffle = False if streamed else config.shuffle
+        self._order_of = lambda epoch: epoch_order(len(source), shuffle, config.seed, epoch, sampler)
+        self._join = config.join
         self._ranks = ranks
         self._together = len(ranks) == num_replicas
         self._per_replica_batch_size = config.per_replica_batch_size(num_replicas)
@@ -164,6 +167,13 @@ class Loader:
         """Return the examples of an optimizer step over all replicas; steps count from 0 over all epochs."""
         start = step % self.steps_per_epoch * self._per_replica_batch_size
         return sum(min(max(share - start, 0), self._per_replica_batch_size) for share in self._shares)
+
+    def batch_of(self, step: int) -> str:
+        """Describe the examples of an optimizer step, counted from 1 over all epochs, for a message."""
+        epoch, place = divmod(step - 1, self.steps_per_epoch)
+        first = place * self._per_replica_batch_size
+        last = min(first + self._per_replica_batch_size, max(self._shares))
+        return batch_of(self._order_of(epoch), len(self._shares), first, last, self._join)
 
     @property
     def examples_per_epoch(self) -> int:

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 
 from jaxddp.config.choices import COUNT_OF
-from jaxddp.tracking.gradient_metrics import norms, of_gradients
+from jaxddp.tracking.gradient_metrics import norms, of_gradients, of_step
 from torch_ref.distributed import World
 from torch_ref.losses import Sums
-
-OF_STEP = ("scale", "skipped")  # not sums over examples; the same on all ranks
 
 
 def all_reduce_sums(steps: Sequence[Sums], world: World) -> list[dict[str, float]]:
@@ -25,8 +23,7 @@ def all_reduce_sums(steps: Sequence[Sums], world: World) -> list[dict[str, float
     values: Tensor = torch.stack([torch.stack([value.double() for value in sums.values()]) for sums in steps])
     reduced = [dict(zip(steps[0], row, strict=True)) for row in world.all_reduce(values).tolist()]
     return [
-        {name: value / world.world_size if name in OF_STEP else value for name, value in sums.items()}
-        for sums in reduced
+        {name: value / world.world_size if of_step(name) else value for name, value in sums.items()} for sums in reduced
     ]
 
 
@@ -48,11 +45,11 @@ def means(sums: dict[str, float]) -> dict[str, float]:
     {'loss': 0.5, 'accuracy': 0.75}
     """
     counts = {name: sums.get(COUNT_OF + name, sums["count"]) for name in sums}
-    others = ("count", *OF_STEP, *(COUNT_OF + name for name in sums))
-    of_elements = {name: x for name, x in sums.items() if name not in others and not of_gradients(name)}
+    others = ("count", *(COUNT_OF + name for name in sums))
+    of_elements = {n: x for n, x in sums.items() if n not in others and not of_step(n) and not of_gradients(n)}
     return {name: value / counts[name] if counts[name] else math.nan for name, value in of_elements.items()}
 
 
 def step_metrics(sums: dict[str, float]) -> dict[str, float]:
     """Return the metrics of one step: the means, and metrics that are not means, such as gradient norms."""
-    return means(sums) | {name: value for name, value in sums.items() if name in OF_STEP} | norms(sums)
+    return means(sums) | {name: value for name, value in sums.items() if of_step(name)} | norms(sums)

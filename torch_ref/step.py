@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from jaxddp.tracking.gradient_metrics import TOTAL_NORM, by_group
 from torch_ref.data_parallel import ManualDataParallel, average_buffers, bare, no_sync
 from torch_ref.distributed import World
 from torch_ref.dropout import Place, move_to
@@ -35,6 +36,7 @@ def train_step(
     gradient_hooks: Sequence[GradientHook] = (),
     scaler: GradScaler | None = None,
     gradient_log: GradientLog | None = None,
+    log_steps: bool = False,
     loss_fn: LossFunction = cross_entropy,
     count_fn: CountFunction = count_labels,
     step: int = 0,
@@ -57,6 +59,7 @@ def train_step(
             `torch_ref.comm_hooks.register`.
         scaler: loss scaler, which skips the steps of optimizer and scheduler if a gradient overflows.
         gradient_log: adds its metrics to the sums.
+        log_steps: add the norm of the mean gradient before clipping and the learning rates.
 
     Returns:
         This rank's sums over all micro-batches: "loss", "count" and the loss function's metrics; with a scaler
@@ -77,6 +80,8 @@ def train_step(
     mean_hooks(gradient_hooks, bare(model))
     if gradient_log is not None:
         sums |= gradient_log.sums()
+    if log_steps:
+        sums |= _of_step(model, optimizer, sums["loss"])
     if clip_grad_norm is not None:
         clip_grad_norm_(model.parameters(), clip_grad_norm)
     if clip_grad_value is not None:
@@ -92,6 +97,13 @@ def train_step(
     if not scaler.is_enabled():
         return sums
     return {**sums, "scale": sums["loss"].new_tensor(scale), "skipped": sums["loss"].new_tensor(skipped)}
+
+
+def _of_step(model: nn.Module, optimizer: Optimizer, like: Tensor) -> Sums:
+    """Return the norm of all gradients, and the learning rate of each of the optimizer's groups."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    rates = by_group([torch.full_like(like, float(group["lr"])) for group in optimizer.param_groups])
+    return {TOTAL_NORM: get_total_norm(gradients), **rates}
 
 
 def accumulate_gradients(

@@ -60,7 +60,7 @@ class Tester:
         shown = test or ({} if run.data.tests else train)
         if shown:
             self._judge(shown)
-        self._tell(epoch, by_split(train=train, test=test, averaged=averaged or {}))
+        self.tell("on_epoch_end", epoch, by_split(train=train, test=test, averaged=averaged or {}))
         return shown
 
     def average(self) -> nn.Module | None:
@@ -92,16 +92,18 @@ class Tester:
             loss = self._run.data.full_name("loss")
             self._run.state.plateau.step(metrics[loss] if value is None else value)
 
-    def _tell(self, epoch: int, metrics: dict[str, float]) -> None:
-        run, tell = self._run, self._run.program.get("on_epoch_end")
-        if tell is None:
+    def tell(self, name: str, epoch: int, metrics: dict[str, float]) -> None:
+        """Call `on_epoch_end` or `on_step_end`, if the program has it, which may ask for the end of the run."""
+        run, function = self._run, self._run.program.get(name)
+        if function is None:
             return
         given: dict[str, Any] = {}
         with mean_shown(run.state.module, run.config, run.world):
-            if asks_for(tell, "weights"):
+            if asks_for(function, "weights"):
                 given["weights"] = arrays_of(run.state.module)
-        asked = run.world.rank == 0 and asks_to_stop(bound(tell, **given)(epoch + 1, run.state.step, metrics))
-        self._stopping.asked = bool(run.world.broadcast_object(asked))
+        asked = run.world.rank == 0 and asks_to_stop(name, bound(function, **given)(epoch + 1, run.state.step, metrics))
+        if run.world.broadcast_object(asked):
+            self._stopping.asked = name
 
 
 def update_batch_norm(run: "Run", module: nn.Module, epoch: int) -> None:

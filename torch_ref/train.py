@@ -124,6 +124,11 @@ def build(world: World, config: TorchTrainerConfig) -> Run:
         InputError: the parts do not fit each other.
     """
     program = program_of(config)
+    if config.join and program.get("on_step_end"):
+        raise InputError(
+            f"--join: ranks without examples take no part in {program.name}'s on_step_end; leave one of them out, or "
+            "use jaxddp.train"
+        )
     data = load_data(program, config)
     config = dataclasses.replace(config, best_metric=data.full_name(config.best_metric))
     _check_same_stream(data, world)

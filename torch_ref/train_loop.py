@@ -41,7 +41,8 @@ from torch_ref.zero import consolidate
 
 WEIGHTS_FILE = "model.safetensors"
 AVERAGED_FILE = "model_averaged.safetensors"
-REPORT_EVERY = 50  # optimizer steps between two reductions of the metrics
+REPORT_EVERY = 50  # optimizer steps between two reductions of the metrics, at most
+REPORT_SECONDS = 1.0  # between two, if a step takes less
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def train_epochs(run: Run, log: RunLog, notes: Mapping[str, Any] | None = None) 
     """Train from `run.state` to the end of the last epoch; `notes` are those of the checkpoint it comes from."""
     config, state, steps_per_epoch = run.config, run.state, run.loader.steps_per_epoch
     started = time.perf_counter()
-    stopping = Stopping(config, notes)
+    stopping = Stopping(config, notes, run.data.judged)
     tester, best = Tester(run, log, stopping), BestWeights(run, log, notes or {})
     metrics = run.evaluate(state.module)
     tester.begin(metrics)
@@ -126,7 +127,8 @@ def train_epochs(run: Run, log: RunLog, notes: Mapping[str, Any] | None = None) 
                     save_weights(Path(config.output) / AVERAGED_FILE, average)
     best.tell()
     ending = *filter(None, [stopping.reason]), config.agreement
-    log.summary(metrics, time.perf_counter() - started, *ending, speed=run.throughput.lines(run.peak_memory()))
+    speed = run.throughput.lines(run.peak_memory())
+    log.summary(metrics, time.perf_counter() - started, *ending, split=run.data.judged, speed=speed)
 
 
 def train_epoch(
@@ -142,6 +144,7 @@ def train_epoch(
     speed.begin()
     waiting: list[Sums] = []
     reported: list[dict[str, float]] = []
+    due, begun = 1, time.perf_counter()
     run.model.train()
     with join(run.model, config):
         for micro_batches in speed.waited_for(loader.epoch(epoch, start_step=state.step % loader.steps_per_epoch)):
@@ -151,11 +154,16 @@ def train_epoch(
             if config.join:  # ranks without batches take part in DDP's collectives only
                 continue
             test_due = tester.due() and state.step % loader.steps_per_epoch != 0
-            if len(waiting) == REPORT_EVERY or test_due:
+            callback_due = run.program.get("on_step_end") is not None and state.step % config.callback_every == 0
+            if len(waiting) >= due or test_due or callback_due:
                 reported += report(run, epoch, waiting, log)
-                waiting = []
+                due = steps_per_report((time.perf_counter() - begun) / len(waiting), run.world)
+                waiting, begun = [], time.perf_counter()
             if config.verify_every and state.step % config.verify_every == 0:
                 verify(run)
+            if callback_due:
+                with speed.paused():
+                    tester.tell("on_step_end", epoch, step_metrics(reported[-1]))
             if test_due:
                 with speed.paused():
                     tester.within_epoch(epoch)
@@ -190,6 +198,7 @@ def take_step(run: Run, micro_batches: list[Batch]) -> Sums:
         loss_fn=loss_within,
         count_fn=count_of(run.loss_fn, state.module),
         gradient_log=run.gradient_log,
+        log_steps=not config.join,  # where ranks without examples report nothing
     )
 
 
@@ -203,9 +212,20 @@ def report(run: Run, epoch: int, steps: list[Sums], log: RunLog) -> list[dict[st
     reduced = all_reduce_sums(steps, run.world)
     learning = [name for name, parameter in run.state.module.named_parameters() if parameter.requires_grad]
     for step, sums in enumerate(reduced, start=run.state.step - len(steps) + 1):
-        check_finite(sums, step, explained(sums, learning) if run.config.detect_anomaly else None)
+        anomaly = explained(sums, learning) if run.config.detect_anomaly else None
+        check_finite(sums, step, anomaly, run.loader.batch_of)
         log.step(step, epoch + 1, step_metrics(sums), run.loader.examples_in(step - 1))
     return reduced
+
+
+def steps_per_report(seconds: float, world: World) -> int:
+    """Return the steps until the next report, the same on all ranks, from the time that a step takes on this one.
+
+    >>> [steps_per_report(seconds, World()) for seconds in (0.001, 0.1, 5.0)]
+    [50, 10, 1]
+    """
+    slowest = float(world.all_reduce(torch.tensor(seconds, device=world.device), "max"))
+    return max(1, min(REPORT_EVERY, int(REPORT_SECONDS / slowest + 0.01)))
 
 
 def keep(run: Run, log: RunLog, stopping: Stopping, best: BestWeights, metrics: Mapping[str, float]) -> None:

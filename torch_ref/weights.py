@@ -53,7 +53,8 @@ def load_weights(
             raise InputError(f"does not fit the model: {'; '.join(problems)}")
         check_types(types, {name: tensor.is_floating_point() for name, tensor in module.state_dict().items()})
         module.load_state_dict(tensors)
-        check_values(tensors, {name: tensor.cpu().numpy() for name, tensor in module.state_dict().items()})
+        values = {name: tensor.cpu().numpy() for name, tensor in module.state_dict().items()}
+        check_values(tensors, values, values.keys() - dict(module.named_parameters()).keys())
     except InputError as error:
         raise InputError(f"{option} {path}: {error}") from None
 

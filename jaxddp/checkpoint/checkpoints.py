@@ -19,7 +19,7 @@ from jaxddp.checkpoint.handlers import Errors, StateHandler, StateSave, wait_or_
 from jaxddp.checkpoint.record import FILE, DamagedError, Notes, Record, RecordHandler, RecordSave
 from jaxddp.checkpoint.renaming import renamed_folder
 from jaxddp.checkpoint.slices import over_processes
-from jaxddp.checkpoint.trees import as_tree, by_name, without_values
+from jaxddp.checkpoint.trees import as_tree, by_name, not_finite, without_values
 from jaxddp.checkpoint.workarounds import plain_path, silence
 from jaxddp.distributed.agreement import check_same
 from jaxddp.distributed.replicas import Replicas
@@ -125,16 +125,15 @@ class Checkpoints:
             notes: JSON to save with it, see `notes`.
 
         Raises:
-            NotFiniteError: the state holds a NaN or an infinity.
+            NotFiniteError: the state holds a NaN, or an infinity in a parameter, see `trees.not_finite`.
             MovedError: the folder was moved or removed.
             TrainingError: the save before this one has failed. Earlier checkpoints stay.
         """
         # Views would not do: the caller may change its NumPy arrays. (XLA 0.10 copies a donated array that has a view.)
         tree = jax.tree.map(np.array, as_tree(state))
         step, arrays = int(tree["step"]), by_name(tree)
-        for name, leaf in arrays.items():
-            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                raise NotFiniteError(f"{name} is not finite at step {step}")
+        for name in not_finite(arrays):
+            raise NotFiniteError(f"{name} is not finite at step {step}")
         self.wait()
         if step == self.latest_step:
             return

@@ -1,6 +1,7 @@
 """Trees of arrays, as they stand in a checkpoint."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,6 +17,26 @@ def as_tree(state: TrainState) -> dict[str, Any]:
         if not jax.tree.leaves(tree[name]):
             del tree[name]
     return jax.tree.map(np.asarray, tree)
+
+
+def not_finite(arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Return the names of the arrays of a state that hold NaN, or an infinity where none may be.
+
+    Buffers may hold infinities (a mask of -inf), and so may what an optimizer keeps beside its arrays for each
+    parameter (the best metric before a first test).
+
+    >>> infinite = np.array([-np.inf])
+    >>> not_finite({name: infinite for name in ("params.w", "buffers.mask", "opt_state.best", "opt_state.mu.w")})
+    ['params.w', 'opt_state.mu.w']
+    """
+    of_params = tuple(name.removeprefix("params") for name in arrays if name.startswith("params."))
+
+    def wrong(name: str, array: np.ndarray) -> bool:
+        kept = name.startswith("buffers.") or (name.startswith("opt_state.") and not name.endswith(of_params))
+        return bool(np.isnan(array).any()) or not kept
+
+    floats = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+    return [name for name, array in floats.items() if not np.isfinite(array).all() and wrong(name, array)]
 
 
 def without_values(tree: Any) -> Any:

@@ -38,10 +38,11 @@ NAMED: dict[str, tuple[str, ...]] = {
 IGNORE_INDEX = -100  # label without a loss, torch's default in cross_entropy
 # Before the name of a metric that is averaged over another number of elements than the loss.
 COUNT_OF = "count:"
-RESERVED = ("loss", "count", "grad_norm", "scale", "skipped")  # metrics that the step computes
+RESERVED = ("loss", "count", "grad_norm", "lr", "scale", "skipped")  # metrics that the step computes
 DEFAULT_CPU_DEVICES = 2
 MOST_CPU_DEVICES = 256  # tried on two cores: 256 train, 1024 wait for each other
 DEFAULT_LOCAL_SGD_PERIOD = 4
+SPARSER = tuple(400 * 2**k for k in range(23))  # steps from each of which on half as many are logged: 4,873 of 2^31
 
 # Choices with which an option has an effect; with any other choice it is an error.
 BELONGS_TO: dict[str, dict[str, tuple[str, ...]]] = {
@@ -148,5 +149,5 @@ FREE_ON_RESUME = (
     *("data_path", "print_shards", "steps_per_dispatch", "stall_timeout", "verify_every", "on_nan", "on_drift"),
     *("coordinator", "num_processes", "process_id", "join_timeout", "resume", "checkpoint_every", "keep_checkpoints"),
     *("keep_best", "log_every", "log_gradients", "detect_anomaly", "remat", "evaluate_every", "track"),
-    *("early_stopping_patience",),
+    *("early_stopping_patience", "callback_every"),
 )

@@ -28,6 +28,7 @@ from jaxddp.config.choices import (
     OPTIMIZER_OPTIONS,
     OVER_ALL_STEPS,
     POWER_SGD,
+    SPARSER,
     TORCHS_SPELLING,
 )
 from jaxddp.config.options import BuiltInOptions, TrainerOptions
@@ -118,6 +119,17 @@ class TrainerConfig(TrainerOptions):
     def agreement(self) -> str:
         """Note on the replicas in the last line of a run."""
         return "replicas identical" if self.start_local_sgd_iter is None else "mean of the replicas' parameters"
+
+    def is_logged(self, step: Any) -> Any:
+        """Return whether a step is logged: without `log_every` the first 400, every 2nd until 800, every 4th until ...
+
+        Args:
+            step: number of the step, from 1; an integer or an array, as is the result.
+
+        >>> [sum(map(TrainerConfig().is_logged, range(1, steps + 1))) for steps in (100, 1000, 100_000)]
+        [100, 650, 1990]
+        """
+        return step % (self.log_every or 1 << sum(step >= bound for bound in SPARSER)) == 0
 
     def with_scaled_lr(self, world_size: int) -> Self:
         """Return the configuration with its learning rates scaled for `world_size` replicas by `lr_scaling`.

@@ -203,6 +203,8 @@ class Output:
     """min | max: direction in which --best-metric improves."""
     evaluate_every: int | str = 1
     """Time between tests: 1 or 1epoch; 200steps."""
+    callback_every: int = 100
+    """Optimizer steps between calls of a run file's on_step_end."""
     early_stopping_patience: int | None = None
     """End the run after this many tests without a better --best-metric. None: never."""
     track: tuple[str, ...] = ("tensorboard",)
@@ -212,7 +214,8 @@ class Output:
     on_drift: str = "stop"
     """stop | repair: end the run if replicas differ, or go on from the majority of them; jaxddp only, but for stop."""
     log_every: int | None = None
-    """Optimizer steps between logged steps; epochs are all logged. None: 1, or more to log at most 5,000 steps."""
+    """Optimizer steps between logged steps; epochs are all logged. None: 1 for the first 400, 2 until step
+    800, 4 until 1,600, ...: at most 5,000 in a run."""
     log_gradients: tuple[str, ...] = ()
     """Log gradients of the parameters whose torch names match a pattern: norms per logged step,
     histograms of at most 250 epochs."""

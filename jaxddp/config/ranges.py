@@ -34,6 +34,7 @@ RANGES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("steps_per_dispatch", "step_size", "matrix_approximation_rank"), COUNT_FROM_1),
     **dict.fromkeys(("start_power_sgd_iter", "growth_interval", "local_sgd_period"), COUNT_FROM_1),
     **dict.fromkeys(("keep_checkpoints", "log_every", "early_stopping_patience", "steps_per_epoch"), COUNT_FROM_1),
+    "callback_every": COUNT_FROM_1,
     **dict.fromkeys(("epochs", "warmup_steps", "verify_every", "data_workers"), COUNT_FROM_0),
     **dict.fromkeys(("lr", "momentum", "weight_decay", "eps", "alpha", "lr_decay"), NON_NEGATIVE),
     **dict.fromkeys(("momentum_decay", "lambd", "t0", "step_sizes"), NON_NEGATIVE),

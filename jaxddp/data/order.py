@@ -16,6 +16,7 @@ Sampler = Callable[[int, int, int], Indices]
 """(epoch, seed, size of the dataset) -> the indices of the epoch's examples over all replicas, int64 (n,)."""
 
 PADDING = -1  # index of padding, where a replica has run out of examples
+MOST_NAMED = 16  # examples in a message
 ROUNDS = 8  # of the index shuffle; 4 make a pseudorandom permutation of a random function (Luby and Rackoff)
 
 
@@ -135,6 +136,18 @@ def check_length(order: Order, epoch: int, length: int) -> None:
     if len(order) != length:
         counts = f"epoch {epoch} has {len(order)} indices, and epoch 0 {length}"
         raise InputError(f"sampler: {counts}; each epoch must have as many")
+
+
+def batch_of(order: Order, num_replicas: int, first: int, last: int, join: bool) -> str:
+    """Describe the examples that `deal` gives to all replicas, for a message.
+
+    >>> batch_of(Unshuffled(50), 2, 18, 26, False)
+    'its batch has the examples 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 0, 1'
+    """
+    indices = deal(order, num_replicas, range(num_replicas), first, last, join).T.ravel()
+    examples = [str(index) for index in indices if index != PADDING]
+    more = f" and {len(examples) - MOST_NAMED} more" if len(examples) > MOST_NAMED else ""
+    return f"its batch has the examples {', '.join(examples[:MOST_NAMED])}{more}"
 
 
 def deal(order: Order, num_replicas: int, ranks: Sequence[int], first: int, last: int, join: bool = False) -> Indices:

@@ -12,7 +12,7 @@ from jaxddp.config.checks import typed
 from jaxddp.data.batches import NONE, WITHIN, example_arrays, to_arrays
 from jaxddp.data.sources import Source, as_source
 from jaxddp.data.sources.arrays import is_mapped
-from jaxddp.data.sources.stream import Stream, StreamSource, is_stream
+from jaxddp.data.sources.stream import Stream, StreamSource, class_of_torch, is_stream
 from jaxddp.errors import InputError
 from jaxddp.program import Program
 
@@ -51,6 +51,11 @@ class RunData:
         """Return the name that a metric of a test has: of several test sets, that of the first if none is named."""
         first = next(iter(self.tests), "")
         return metric if any(map(metric.startswith, filter(None, self.tests))) else first + metric
+
+    @property
+    def judged(self) -> str:
+        """Split by whose metrics the run is judged: "test" or, without test examples, "train"."""
+        return "test" if self.tests else "train"
 
     @property
     def stream(self) -> Stream | None:
@@ -158,7 +163,7 @@ def _source(program: Program, where: str, data: Any, config: TrainerConfig, augm
 
 
 def _stream(program: Program, where: str, data: Any, config: TrainerConfig, augment: Any) -> Source:
-    if type(data).__name__.endswith("DataLoader"):
+    if (loader := class_of_torch("DataLoader")) is not None and isinstance(data, loader):
         raise InputError(f"{where}: is a {type(data).__name__}, which gives batches; return its dataset")
     if config.steps_per_epoch is None:
         raise InputError(f"{where}: is a stream, whose length is not known; give --steps-per-epoch")

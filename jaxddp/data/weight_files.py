@@ -1,6 +1,6 @@
 """Checks of .safetensors files and of the values read from them, for both trainers."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +81,13 @@ def check_types(types: Mapping[str, str], is_float: Mapping[str, bool]) -> None:
             raise InputError(f"{name} is {(FLOATS | INTEGERS).get(kind, kind)}; must be {_any_of(taken)}")
 
 
-def check_values(tensors: Mapping[str, Any], values: Mapping[str, NDArray[Any]]) -> None:
+def check_values(tensors: Mapping[str, Any], values: Mapping[str, NDArray[Any]], buffers: Collection[str] = ()) -> None:
     """Raise `InputError` unless the model's types can hold the values of a file.
 
     Args:
         tensors: tensors of the file, as arrays of NumPy or torch.
         values: the same tensors, by the same names, in the types of the model.
+        buffers: names of those that are no parameters, and may be infinite in the file, as a mask of -inf.
 
     >>> check_values({"fc.bias": np.array([1, 1e300])}, {"fc.bias": np.float32([1, np.inf])})
     Traceback (most recent call last):
@@ -95,7 +96,9 @@ def check_values(tensors: Mapping[str, Any], values: Mapping[str, NDArray[Any]])
     """
     for name, value in sorted(values.items()):
         is_float = value.dtype.kind == "f"
-        wrong = ~np.isfinite(value) if is_float else value != np.asarray(tensors[name])
+        given = np.asarray(tensors[name])
+        wrong = ~np.isfinite(value) if is_float else value != given
+        wrong &= ~np.isinf(given) if is_float and name in buffers else True
         if wrong.any():
             index = tuple(map(int, np.argwhere(wrong)[0]))
             limit = f"finite in {value.dtype}" if is_float else "in int32"

@@ -1,6 +1,8 @@
 """A watchdog that ends a run without progress: a step that hangs, or an input that never arrives."""
 
+import contextlib
 import faulthandler
+import math
 import sys
 import threading
 import time
@@ -31,28 +33,33 @@ class StallWatch:
         limit: seconds; 0: no limit.
         advice: end of the line, such as how to go on.
         tell: called with the line before the process ends; tells the other processes of a run.
+        remind: called every second, in the thread, with the activity and its seconds.
 
     >>> with StallWatch(limit=60) as watch:
     ...     watch.doing("step 1")
     """
 
-    def __init__(self, limit: float, advice: str = "", tell: Callable[[str], None] | None = None):
-        self._limit, self._advice, self._tell = limit, advice, tell
+    def __init__(
+        self,
+        limit: float,
+        advice: str = "",
+        tell: Callable[[str], None] | None = None,
+        remind: Callable[[str, float], None] = lambda what, seconds: None,
+    ):
+        self._limit, self._advice, self._tell, self._remind = limit or math.inf, advice, tell, remind
         self._what, self._waited = "", 0.0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stall", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._limit:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        if self._limit:
-            self._thread.join()
+        self._thread.join()
 
     def doing(self, what: str) -> None:
         """Name the activity until the next call, such as "step 12", and start its time anew."""
@@ -64,6 +71,9 @@ class StallWatch:
             now = time.monotonic()
             self._waited += min(now - before, 2 * _TICK) if self._what else 0.0
             before = now
+            if self._what:
+                with contextlib.suppress(OSError, ValueError):  # nobody reads; the main thread will notice
+                    self._remind(self._what, self._waited)
             if self._waited > self._limit:
                 self._end()
 

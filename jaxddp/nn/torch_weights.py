@@ -160,7 +160,7 @@ def start_values(
         check_types(types, {torch_name(name): x.dtype.kind == "f" for name, x in like.items()})
         with np.errstate(over="ignore"):  # an overflow gets a message with the tensor's name
             values = from_torch(tensors, params, buffers)
-        check_values(tensors, to_torch(values[0] | values[1]))
+        check_values(tensors, to_torch(values[0] | values[1]), {torch_name(name) for name in buffers})
     except InputError as error:
         raise InputError(f"{option} {path}: {error}") from None
     return values
@@ -176,5 +176,5 @@ def _own_values(
     check_types(types, {name: x.dtype.kind == "f" for name, x in like.items()})
     with np.errstate(over="ignore"):
         arrays = {name: np.array(tensors[name], x.dtype) for name, x in like.items()}
-    check_values(tensors, arrays)
+    check_values(tensors, arrays, buffers)
     return {name: jnp.asarray(arrays[name]) for name in params}, {name: jnp.asarray(arrays[name]) for name in buffers}

@@ -20,7 +20,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "torch": ("torch_model", "torch_loss", "torch_step", "torch_batch", "torch_optimizer", "torch_scheduler")
     + ("configure_optimizers", "torch_metrics"),
     "both": ("train_data", "test_data", "augment", "collate", "sampler", "batch", "predict", "metrics", "title")
-    + ("on_epoch_end",),
+    + ("on_epoch_end", "on_step_end"),
 }
 # Names of values of any kind, and of functions or objects.
 VALUES = (

@@ -1,9 +1,11 @@
-"""Metrics of gradients, computed on the devices: norms and histograms of the mean, and non-finite local gradients.
+"""Metrics of gradients, computed on the devices: norms and histograms of the mean, and non-finite local gradients; and
+learning rates.
 
 `jaxddp.tracking.gradient_metrics` defines the names of these metrics, and reads them.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import optax
@@ -12,8 +14,9 @@ from jax import numpy as jnp
 from jaxddp.config.name_patterns import matching
 from jaxddp.distributed.collectives import rank, world_size
 from jaxddp.nn.losses import Sums
+from jaxddp.optim import plateaus
 from jaxddp.state import Params
-from jaxddp.tracking.gradient_metrics import ANOMALY, BASE, CHUNK, LOG2, LOG2_BINS, NORM
+from jaxddp.tracking.gradient_metrics import ANOMALY, BASE, CHUNK, LOG2, LOG2_BINS, NORM, by_group
 
 
 def norms_and_histograms(gradients: Params, patterns: Iterable[str]) -> Sums:
@@ -46,6 +49,27 @@ def anomalies(gradients: Params, params: Iterable[str]) -> Sums:
     chunks = jnp.pad(digits, (0, -len(names) % CHUNK)).reshape(-1, CHUNK) @ (float(BASE) ** jnp.arange(CHUNK))
     mine = [jnp.where(rank() == r, chunks, 0) for r in range(world_size())]
     return {f"{ANOMALY}{r}/{chunk}": value for r, values in enumerate(mine) for chunk, value in enumerate(values)}
+
+
+def learning_rates(before: Any, after: Any, lr: optax.ScalarOrSchedule | None) -> Sums:
+    """Return the learning rates of an update that are known, see `by_group`.
+
+    Args:
+        before, after: state of the optimizer before and after it, which tells the rates of plateaus and of
+            `optax.inject_hyperparams`.
+        lr: the rate otherwise, as a function of the number of updates before; None: unknown.
+    """
+    rates = [rate for plateau in plateaus(after) for rate in plateau.rates]
+    rates = rates or _scalars([x for _, x in optax.tree.get_all_with_path(after, "learning_rate")], jnp.inexact)
+    if not rates and lr is not None:
+        counts = _scalars(before, jnp.integer)
+        rates = [lr(jnp.stack(counts).max() if counts else 0) if callable(lr) else lr]
+    return {name: jnp.asarray(rate) for name, rate in by_group(rates).items()}
+
+
+def _scalars(tree: Any, kind: Any) -> list[jax.Array]:
+    leaves = map(jnp.asarray, jax.tree.leaves(tree))
+    return [x for x in leaves if not x.ndim and jnp.issubdtype(x.dtype, kind)]
 
 
 def _log2_counts(gradient: jax.Array) -> jax.Array:

@@ -12,11 +12,10 @@ from jax import numpy as jnp
 
 from jaxddp.config.choices import COUNT_OF
 from jaxddp.nn.losses import Sums
-from jaxddp.tracking.gradient_metrics import check_finite, histograms, norms, of_gradients
+from jaxddp.tracking.gradient_metrics import check_finite, histograms, norms, of_gradients, of_step
 
 # Largest number of dispatches that run ahead of the host. XLA allows about 32; fewer keep memory and delay small.
 RUN_AHEAD = 8
-OF_STEP = ("grad_norm", "scale", "skipped")  # metrics of a step that are not sums over elements
 
 
 @jax.tree_util.register_dataclass
@@ -57,12 +56,13 @@ class StepSums(Mapping[str, jax.Array]):
 
 
 class InFlight:
-    """Queue of the sums of dispatched steps, fetched in order and at most `RUN_AHEAD` dispatches late.
+    """Queue of the sums of dispatched steps, fetched in order and a few dispatches late.
 
     Args:
         first_step: number of the first step.
         explain: sums of a step -> message about gradients that are not finite; "" if all are finite, None if they
             were not checked.
+        batch: describes the batch of a step whose loss is not finite, for the message.
 
     >>> in_flight = InFlight(first_step=1)
     >>> in_flight.add(StepSums.of({"loss": jnp.array([6.0, 2.0]), "count": jnp.array([4.0, 4.0])}))
@@ -70,8 +70,13 @@ class InFlight:
     [(1, {'loss': 6.0, 'count': 4.0}), (2, {'loss': 2.0, 'count': 4.0})]
     """
 
-    def __init__(self, first_step: int, explain: Callable[[Mapping[str, float]], str | None] = lambda sums: None):
-        self._next = first_step
+    def __init__(
+        self,
+        first_step: int,
+        explain: Callable[[Mapping[str, float]], str | None] = lambda sums: None,
+        batch: Callable[[int], str] | None = None,
+    ):
+        self._next, self._batch = first_step, batch
         self._explain = explain
         self._waiting: deque[StepSums] = deque()
 
@@ -79,18 +84,18 @@ class InFlight:
         """Append the sums of one dispatch."""
         self._waiting.append(sums)
 
-    def finished(self, wait: bool = False) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yield (step, sums) for every step dispatched long enough ago, or for all steps with `wait`.
+    def finished(self, wait: bool = False, run_ahead: int = RUN_AHEAD) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield (step, sums) for every step that is `run_ahead` dispatches old, or for all steps with `wait`.
 
         Raises:
             TrainingError: in a step that was not skipped, a loss or a checked gradient is not finite; or the loss
                 scale has fallen to 0.
         """
-        while self._waiting and (wait or len(self._waiting) > RUN_AHEAD):
+        while self._waiting and (wait or len(self._waiting) > run_ahead):
             sums = self._waiting.popleft()
             for row in _to_list(sums.table):
                 step_sums = dict(zip(sums.names, row, strict=True))
-                check_finite(step_sums, self._next, self._explain(step_sums))
+                check_finite(step_sums, self._next, self._explain(step_sums), self._batch)
                 yield self._next, step_sums
                 self._next += 1
 
@@ -140,11 +145,11 @@ def means(sums: dict[str, Any]) -> dict[str, float]:
     divided = {
         name: float(value) / counts[name] if counts[name] else math.nan  # without a valid element NaN, as in torch
         for name, value in sums.items()
-        if name != "count" and name not in OF_STEP and not name.startswith(COUNT_OF) and not of_gradients(name)
+        if name != "count" and not of_step(name) and not name.startswith(COUNT_OF) and not of_gradients(name)
     }
     return {"loss": divided.pop("loss"), **divided}
 
 
 def step_metrics(sums: dict[str, Any]) -> dict[str, float]:
     """Return the metrics of one step: the means, and metrics that are not means, such as the gradient norm."""
-    return means(sums) | {name: float(value) for name, value in sums.items() if name in OF_STEP} | norms(sums)
+    return means(sums) | {name: float(value) for name, value in sums.items() if of_step(name)} | norms(sums)

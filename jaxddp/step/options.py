@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import optax
+
 from jaxddp import comm_hooks
 from jaxddp.comm_hooks import CommHook
 from jaxddp.config import TrainerConfig
@@ -50,6 +53,9 @@ class StepOptions:
         scaler: loss scaler, which skips steps whose gradients overflow; None: no scaling.
         log_gradients: patterns of the names of parameters whose gradients are logged, see
             `jaxddp.tracking.gradient_metrics`.
+        is_logged: function of the number of a step, counted from 1, to whether its metrics get the norm of the mean
+            gradient before clipping, which takes time; they also get the learning rates that are known. None: neither.
+        lr: learning rate of the optimizer, for the metrics, unless its state tells it; None: unknown.
         detect_anomaly: add metrics that identify gradients that are not finite, by replica and parameter.
         skip_nonfinite: undo a step whose loss or mean gradients are not finite, all but its count.
         local_sgd: strategy of post-local SGD, see `jaxddp.step.post_local_sgd`; None: gradients are averaged in every
@@ -75,6 +81,8 @@ class StepOptions:
     divide_by_initial_world_size: bool = True
     scaler: GradScaler | None = None
     log_gradients: tuple[str, ...] = ()
+    is_logged: Callable[[jax.Array], jax.Array] | None = None
+    lr: optax.ScalarOrSchedule | None = None
     detect_anomaly: bool = False
     skip_nonfinite: bool = False
     local_sgd: PostLocalSGD | None = None

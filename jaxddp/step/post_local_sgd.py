@@ -61,6 +61,10 @@ class PostLocalSGD(Strategy):
         clipped, norm = clip_by_global_norm(gradients, max_norm)
         return clipped, all_reduce_mean(norm)
 
+    def norm(self, gradients: Params) -> jax.Array:
+        """Return the mean of the replicas' norms."""
+        return all_reduce_mean(super().norm(gradients))
+
     def update(
         self, optimizer: optax.GradientTransformation, gradients: Params, state: TrainState
     ) -> tuple[Params, optax.OptState]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import optax
+from jax import lax
 from jax import numpy as jnp
 
 from jaxddp.comm_hooks import CommHook, stateless
@@ -26,7 +27,7 @@ from jaxddp.nn.losses import Batch, Sums
 from jaxddp.state import Buffers, Params, TrainState, state_axes
 from jaxddp.step.buffers import synchronized
 from jaxddp.step.gradient_hooks import apply_hooks, check_patterns
-from jaxddp.step.gradient_stats import anomalies, norms_and_histograms
+from jaxddp.step.gradient_stats import anomalies, learning_rates, norms_and_histograms
 from jaxddp.step.local_gradients import LocalGradients, LocalResult, Unsynchronized, divide, mean_over_micro_batches
 from jaxddp.step.loops import scan
 from jaxddp.step.metrics import StepSums
@@ -36,6 +37,7 @@ from jaxddp.step.replicated import Replicated
 from jaxddp.step.strategy import Strategy
 from jaxddp.step.trainable import trained, with_zeros
 from jaxddp.step.zero import Sharded
+from jaxddp.tracking.gradient_metrics import TOTAL_NORM
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,16 @@ class ReplicaStep(StepOptions):
         # Clipping.
         clipped = hooked
         if self.clip_grad_norm is not None:
-            clipped, step_metrics["grad_norm"] = strategy.clip(hooked, self.clip_grad_norm)
+            clipped, step_metrics[TOTAL_NORM] = strategy.clip(hooked, self.clip_grad_norm)
         elif (bound := self.clip_grad_value) is not None:  # element by element, so of slices too
             clipped = jax.tree.map(lambda g: jnp.clip(g, -bound, bound), hooked)
 
         # Optimizer update.
         params, opt_state = strategy.update(self.optimizer, clipped, state)
+        if self.is_logged is not None:
+            if self.clip_grad_norm is None:
+                step_metrics[TOTAL_NORM] = self._norm(state, hooked, local.loss.dtype)
+            step_metrics |= learning_rates(state.opt_state, opt_state, self.lr)
         averaged = state.averaged
         if self.ema_decay is not None:
             # The average starts at the first update, and steps that the scaler skips make none.
@@ -247,6 +253,13 @@ class ReplicaStep(StepOptions):
 
     def _unscale(self, state: TrainState, gradients: Any) -> Any:
         return gradients if self.scaler is None else self.scaler.unscale(state.scaler, gradients)
+
+    def _norm(self, state: TrainState, gradients: Any, dtype: Any) -> jax.Array:
+        """Compute the norm of the gradients if the step is logged; NaN otherwise."""
+        assert self.is_logged is not None, "checked before"
+        norm = lambda gradients: self.strategy.norm(gradients).astype(dtype)  # noqa: E731
+        unknown = lambda gradients: jnp.asarray(jnp.nan, dtype)  # noqa: E731
+        return lax.cond(self.is_logged(state.step + 1), norm, unknown, gradients)
 
     def _summed(self, state: TrainState, sums: Sums, shares: Params) -> Sums:
         """Sum over all replicas; stacked, since every operand of an all-reduce costs microseconds."""

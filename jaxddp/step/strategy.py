@@ -42,6 +42,10 @@ class Strategy(ABC):
     def clip(self, gradients: Any, max_norm: float) -> tuple[Any, jax.Array]:
         """Clip to a global norm of `max_norm`; return the norm before clipping too, for the metrics."""
 
+    def norm(self, gradients: Any) -> jax.Array:
+        """Return the global norm of the gradients, the same on all replicas, for the metrics."""
+        return optax.tree.norm(gradients)
+
     @abstractmethod
     def update(self, optimizer: optax.GradientTransformation, gradients: Any, state: TrainState) -> tuple[Params, Any]:
         """Return the next parameters and the optimizer's next state."""

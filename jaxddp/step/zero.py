@@ -133,12 +133,12 @@ class Sharded(Strategy):
         return all_reduce(super().all_finite(gradients).astype(jnp.int32), op="min") == 1
 
     def clip(self, gradients: Slices, max_norm: float) -> tuple[Slices, jax.Array]:
-        """Clip by the norm over the slices of all replicas, which together hold every element once, besides zeros."""
+        """Clip by the norm over the slices of all replicas."""
+        return clip_by_global_norm(gradients, max_norm, self.norm)
 
-        def norm(local: Slices) -> jax.Array:
-            return jnp.sqrt(all_reduce(optax.tree.norm(local, squared=True)))
-
-        return clip_by_global_norm(gradients, max_norm, norm)
+    def norm(self, gradients: Slices) -> jax.Array:
+        """Return the norm over the slices of all replicas, which together hold every element once, besides zeros."""
+        return jnp.sqrt(all_reduce(optax.tree.norm(gradients, squared=True)))
 
     def update(
         self, optimizer: optax.GradientTransformation, gradients: Slices, state: TrainState

@@ -1,18 +1,22 @@
-"""Metrics of gradients among the metrics of a step, without a framework:
+"""Metrics of gradients, and others that are not sums over elements, among the metrics of a step, without a framework:
 
 grad_norm/NAME      norm of a parameter's mean gradient
 grad_log2/NAME/K    number of its elements with 2^K <= |g| < 2^(K+1); the first K also counts all smaller
                     elements and zeros, the last K all larger ones
+grad_norm, lr       norm of the whole mean gradient before clipping, and learning rate; lr/0, lr/1, ... of groups
 anomaly/RANK/CHUNK  local gradients of a replica that are not finite: one digit for each of eight parameters,
                     in the order of their names
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from jaxddp.errors import NotFiniteError, TrainingError
 
 NORM, LOG2, ANOMALY = "grad_norm/", "grad_log2/", "anomaly/"
+TOTAL_NORM, RATE = "grad_norm", "lr"
+OF_STEP = (TOTAL_NORM, RATE, "scale", "skipped")
 LOG2_BINS = range(-32, 9)
 CHUNK, BASE = 8, 4  # 16 bits, which float32 represents exactly
 KINDS = {1: "infinite", 2: "NaN"}  # meaning of the digits; 0: finite
@@ -26,6 +30,24 @@ def of_gradients(name: str) -> bool:
     (True, False)
     """
     return name.startswith((NORM, LOG2, ANOMALY))
+
+
+def of_step(name: str) -> bool:
+    """Return whether a metric is one number for the step, and thus not a sum over examples.
+
+    >>> of_step("lr/1"), of_step("grad_norm"), of_step("grad_norm/fc.weight"), of_step("loss")
+    (True, True, False, False)
+    """
+    return name in OF_STEP or name.startswith(f"{RATE}/")
+
+
+def by_group(rates: Sequence[Any]) -> dict[str, Any]:
+    """Name the learning rates of an optimizer's groups.
+
+    >>> by_group([0.1]), by_group([0.1, 0.2])
+    ({'lr': 0.1}, {'lr/0': 0.1, 'lr/1': 0.2})
+    """
+    return {f"{RATE}/{i}" if len(rates) > 1 else RATE: rate for i, rate in enumerate(rates)}
 
 
 def renamed(sums: Mapping[str, float], shown: Callable[[str], str]) -> dict[str, float]:
@@ -87,7 +109,9 @@ def anomalies(sums: Mapping[str, float], names: Iterable[str]) -> dict[int, dict
     return by_rank
 
 
-def check_finite(sums: Mapping[str, float], step: int, anomaly: str | None) -> None:
+def check_finite(
+    sums: Mapping[str, float], step: int, anomaly: str | None, batch: Callable[[int], str] | None = None
+) -> None:
     """Raise `NotFiniteError` if the loss or gradients of a step are not finite, unless it was skipped.
 
     A loss scale of 0 raises `TrainingError` too.
@@ -96,6 +120,7 @@ def check_finite(sums: Mapping[str, float], step: int, anomaly: str | None) -> N
         sums: metrics of the step.
         step: number of the step, for the message.
         anomaly: description of the gradients that are not finite; "" if all are finite, None if unknown.
+        batch: describes the batch of a step, for the message.
 
     >>> check_finite({"loss": math.inf}, 3, None)
     Traceback (most recent call last):
@@ -109,9 +134,12 @@ def check_finite(sums: Mapping[str, float], step: int, anomaly: str | None) -> N
         return
     if not math.isfinite(loss):
         detail = HINT if anomaly is None else anomaly or "every gradient is finite"
-        raise NotFiniteError(f"loss is {loss} at step {step}; {detail}")
-    if anomaly:
-        raise NotFiniteError(f"{anomaly} at step {step}, with a loss of {loss:g}")
+        message = f"loss is {loss} at step {step}; {detail}"
+    elif anomaly:
+        message = f"{anomaly} at step {step}, with a loss of {loss:g}"
+    else:
+        return
+    raise NotFiniteError(message if batch is None else f"{message}; {batch(step)}")
 
 
 def explained(sums: Mapping[str, float], order: Sequence[str], shown: Callable[[str], str] = str) -> str:

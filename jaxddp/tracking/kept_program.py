@@ -1,24 +1,30 @@
 """The files of a run's program, kept in the run folder to be compared, and never executed.
 
     program/          run.py and the modules beside it that it has imported
-    program.json      their digests, statement by statement
+    program.json      their digests, statement by statement, and the values of its flags and options
 
 A digest is of the parsed statement, so that comments and layout do not count as changes.
 """
 
 import ast
+import contextlib
+import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from jaxddp.config import TrainerConfig
+from jaxddp.config.checks import flag
 from jaxddp.errors import InputError, listed, reason
 from jaxddp.files import check_regular, write_atomically
-from jaxddp.program import Program
+from jaxddp.program import Program, default_config
 from jaxddp.scripts import top_folder, users_file
-from jaxddp.tracking.run_folder import CONFIG_FILE, PROGRAM_FILE, PROGRAM_FOLDER
+from jaxddp.tracking.run_folder import CONFIG_FILE, PROGRAM_FILE, PROGRAM_FOLDER, load_config
+
+Config = TypeVar("Config", bound=TrainerConfig)
 
 Digests = dict[str, dict[str, str]]  # file -> name of a top-level statement -> digest
 
@@ -32,8 +38,80 @@ def keep_program(program: Program, folder: Path) -> None:
         copy = folder / PROGRAM_FOLDER / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(copy, path.read_bytes())
-    about = {"file": program.path.name, "statements": digests(files)}
-    write_atomically(folder / PROGRAM_FILE, (json.dumps(about, indent=2) + "\n").encode())
+    _write({"file": program.path.name, "statements": digests(files)}, program, folder)
+
+
+def keep_flags(program: Program, folder: Path) -> None:
+    """Keep the values of a program's flags with which a run is resumed, beside the digests of its start."""
+    if (saved := _saved(folder)) is not None:
+        _write(saved, program, folder)
+
+
+def resumed_configs(folder: Path, default: Config) -> tuple[Config, Config]:
+    """Return the configuration of the run in a folder, and the one with which it goes on if no flag is given.
+
+    The second has the flags and options whose values have changed in the run file since.
+
+    Args:
+        default: configuration of the file as it is now.
+
+    Raises:
+        InputError: the folder holds no run of this program, or the values contradict each other.
+    """
+    saved, program = load_config(folder, type(default)), getattr(type(default), "PROGRAM", None)
+    with _as_written(program):
+        return saved, dataclasses.replace(saved, **_edits(folder, program, default))
+
+
+def check_resumes(config: TrainerConfig, saved: TrainerConfig) -> None:
+    """Check that a run can continue; an error about a value that its file has set names the file.
+
+    Raises:
+        InputError: see `TrainerConfig.check_resumes`.
+    """
+    program = getattr(type(config), "PROGRAM", None)
+    own = {} if program is None else _flags(program)
+    with _as_written(program, {name for name in own if getattr(config, name) == own[name] != getattr(saved, name)}):
+        config.check_resumes(saved)
+
+
+@contextlib.contextmanager
+def _as_written(program: Program | None, names: Collection[str] | None = None) -> Iterator[None]:
+    """Begin the message of an `InputError` about one of these flags, or about any, with the program's file."""
+    try:
+        yield
+    except InputError as error:
+        message = str(error)
+        if program is None or (names is not None and not any(f"{flag(name)} " in f"{message} " for name in names)):
+            raise
+        for name in _flags(program):
+            message = message.replace(f"{flag(name)} ", f"{name} ")
+        raise InputError(f"{program.name}: {message}") from None
+
+
+def _edits(folder: Path, program: Program | None, default: TrainerConfig) -> dict[str, Any]:
+    """Return the values in `default` of the flags to which the file gave other values as the run was last started."""
+    saved = None if program is None or program.path is None else _saved(folder)
+    if program is None or saved is None or "flags" not in saved:
+        return {}
+    before, now = saved["flags"], json.loads(_to_json(_flags(program)))
+    names = [f.name for f in dataclasses.fields(default) if before.get(f.name) != now.get(f.name)]
+    return {name: getattr(default, name) for name in names}
+
+
+def _flags(program: Program) -> dict[str, Any]:
+    """Return the flags and options that a program's file sets, with their values."""
+    default = default_config(program, TrainerConfig)
+    options = [] if program.options is None else [f.name for f in dataclasses.fields(program.options) if f.init]
+    return {name: getattr(default, name) for name in (*program.defaults, *options)}
+
+
+def _write(about: dict[str, Any], program: Program, folder: Path) -> None:
+    write_atomically(folder / PROGRAM_FILE, f"{_to_json(about | {'flags': _flags(program)})}\n".encode())
+
+
+def _to_json(about: dict[str, Any]) -> str:
+    return json.dumps(about, indent=2, default=str)
 
 
 def files_of(program: Program) -> dict[str, Path]:
@@ -111,7 +189,7 @@ def _saved(folder: Path) -> dict[str, Any] | None:
         raise InputError(f"{path}: cannot be read ({reason(error)})") from None
     statements = saved.get("statements") if isinstance(saved, dict) else None
     right = isinstance(statements, dict) and all(isinstance(of_file, dict) for of_file in statements.values())
-    if not right or not isinstance(saved.get("file"), str):
+    if not right or not isinstance(saved.get("file"), str) or not isinstance(saved.get("flags", {}), dict):
         raise InputError(f"{path}: not the digests of a run's program")
     return saved
 

@@ -21,14 +21,13 @@ from jaxddp.files import check_in_place, sync_open, write_atomically, writing
 from jaxddp.program import Program
 from jaxddp.tracking.console import Console, formatted
 from jaxddp.tracking.curves import Record, draw_curves
-from jaxddp.tracking.gradient_metrics import of_gradients
-from jaxddp.tracking.kept_program import keep_program
+from jaxddp.tracking.gradient_metrics import of_gradients, of_step
+from jaxddp.tracking.kept_program import keep_flags, keep_program
 from jaxddp.tracking.metrics_file import METRICS_FILE, missing_records, open_metrics, read_metrics, to_line
 from jaxddp.tracking.run_folder import save_config, save_digests
 from jaxddp.tracking.writers import Writer, writers
 
 CURVES_FILE = "curves.png"
-MOST_STEPS = 5000  # logged in a run without --log-every; TensorBoard shows 1,000
 MOST_HISTOGRAMS = 250  # of a parameter in a run
 
 
@@ -75,8 +74,8 @@ class RunLog:
     """Log of a run on the console and in its folder.
 
     A context manager that draws the curves when the run ends or fails. Steps and epochs are counted from 1.
-    Metrics are numbers by name, such as loss and accuracy. The folder gets every epoch, every `log_every`-th step, or
-    at most `MOST_STEPS` steps, and at most `MOST_HISTOGRAMS` histograms per parameter, so that it stays small.
+    Metrics are numbers by name, such as loss and accuracy. The folder gets every epoch, the steps of
+    `TrainerConfig.is_logged`, and at most `MOST_HISTOGRAMS` histograms per parameter, so that it stays small.
 
     Args:
         config: configuration, saved as config.json.
@@ -129,8 +128,7 @@ class RunLog:
         """Number of records in metrics.jsonl."""
         self._digests, self._program = digests, program
         self._console = Console(config.epochs, examples_per_epoch, quiet, memory)
-        steps = config.epochs * math.ceil(examples_per_epoch / config.global_batch_size)
-        self._log_every = config.log_every or max(1, math.ceil(steps / MOST_STEPS))
+        self._steps = config.epochs * math.ceil(examples_per_epoch / config.global_batch_size)
         self._epoch, self._step = 0, resume_step or 0  # the last ones
         self._resources = contextlib.ExitStack()
         self._folder = -1  # descriptor
@@ -162,8 +160,8 @@ class RunLog:
         return self
 
     def _save_config(self, output: Path) -> None:
-        if self._program is not None and self._resume_step is None:
-            keep_program(self._program, output)
+        if self._program is not None:
+            (keep_program if self._resume_step is None else keep_flags)(self._program, output)
         save_config(self._config, output)
         if self._digests is not None:
             save_digests(self._digests, output)
@@ -196,6 +194,10 @@ class RunLog:
                 check_in_place(self._output / METRICS_FILE, self._metrics.fileno())
             yield
 
+    def waiting(self, what: str, seconds: float) -> None:
+        """Print what the run is at, if it has printed nothing for long; see `Console.waiting`."""
+        self._console.waiting(what, seconds)
+
     def note(self, line: str) -> None:
         """Print a line on how the run goes."""
         self._console.print(f"note: {line}")
@@ -204,8 +206,9 @@ class RunLog:
         """Log an optimizer step on `examples` examples."""
         self._epoch, self._step = epoch, step
         metrics = {name: float(value) for name, value in metrics.items()}
-        self._console.advance(epoch, {name: x for name, x in metrics.items() if not of_gradients(name)}, examples)
-        if step % self._log_every:
+        shown = {name: x for name, x in metrics.items() if not of_gradients(name) and not of_step(name)}
+        self._console.advance(step, self._steps, epoch, shown, examples)
+        if not self._config.is_logged(step):
             return
         self._keep({"kind": "step", "step": step, "epoch": epoch, "examples": examples, **metrics})
         self._plot(step, {name if of_gradients(name) else f"{name}/step": value for name, value in metrics.items()})
@@ -271,11 +274,17 @@ class RunLog:
             with self.writing(self._output / METRICS_FILE):
                 sync_open(self._metrics.fileno())  # the file is line-buffered
 
-    def summary(self, test: Mapping[str, float], seconds: float, *notes: str, speed: Sequence[str] = ()) -> None:
-        """Print the last lines: speed; the test's metrics (the loss if there is no other), duration, notes; folder."""
+    def summary(
+        self, metrics: Mapping[str, float], seconds: float, *notes: str, split: str = "test", speed: Sequence[str] = ()
+    ) -> None:
+        """Print the last lines: speed; metrics (the loss if there is no other), duration, notes; folder.
+
+        Args:
+            split: that of the metrics, "train" in a run without a test set.
+        """
         self._console.close()
-        metrics = {name: value for name, value in test.items() if name != "loss"} or test
-        shown = [f"test {formatted({name: value})}" for name, value in metrics.items()]
+        metrics = {name: value for name, value in metrics.items() if name != "loss"} or metrics
+        shown = [f"{split} {formatted({name: value})}" for name, value in metrics.items()]
         for line in (*speed, "   ".join([*shown, f"{seconds:.1f} s", *notes])):
             self._console.print(line)
         if self._output is not None:

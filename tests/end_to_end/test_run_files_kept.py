@@ -1,5 +1,6 @@
 """Run files and the run folder: what is kept, and resumed runs."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from jaxddp.errors import InputError
 from jaxddp.program import load_program
 from jaxddp.tracking.kept_program import files_of, keep_program
 from tests.support.run_files import LINE, LOSS_TOLERANCE, assert_same, in_jax, in_torch, start, write
+from torch_ref.config import TorchTrainerConfig
+from torch_ref.distributed import World
+from torch_ref.train import train as torch_train
 
 
 def test_a_resumed_run_is_the_uninterrupted_one_and_says_what_has_changed(
@@ -120,3 +124,51 @@ def test_a_file_of_any_encoding_is_kept(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_bytes(text.encode("latin-1"))
     keep_program(load_program(tmp_path / "run.py"), tmp_path / "kept")
     assert (tmp_path / "kept" / "program" / "run.py").read_bytes().decode("latin-1") == text
+
+
+def resumed_config(path: Path, run: Path, *flags: str, trainer: type[TrainerConfig] = TrainerConfig) -> TrainerConfig:
+    return cli.program_and_flags([str(path), "--resume", str(run), *flags], trainer, "train")[1]
+
+
+@pytest.mark.parametrize("side", ["jax", "torch"])
+def test_edited_flags_of_the_file_hold_for_a_resumed_run_as_those_of_the_command_line_do(
+    side: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = TrainerConfig if side == "jax" else TorchTrainerConfig
+    path, run = write(tmp_path), tmp_path / "run"
+    in_side = in_jax if side == "jax" else in_torch
+    in_side(path, run, epochs=1, clip_grad_norm=1.0, weights=start(tmp_path))
+    assert resumed_config(path, run, trainer=trainer).clip_grad_norm == 1.0  # given for the run, and not by the file
+    write(
+        tmp_path,
+        (LINE, LINE.replace("0.05", "0.1").replace("epochs", "clip_grad_norm, epochs").replace("2,", "9.0, 2,")),
+    )
+    config = resumed_config(path, run, trainer=trainer)
+    assert (config.lr, config.clip_grad_norm) == (0.1, 9.0)
+    assert resumed_config(path, run, "--lr", "0.3", trainer=trainer).lr == 0.3
+    capsys.readouterr()
+    if side == "jax":
+        jax_trainer.run(path, resume=str(run), epochs=2, clip_grad_norm=2.0)
+    else:
+        config = resumed_config(path, run, "--epochs", "2", "--clip-grad-norm", "2.0", trainer=trainer)
+        torch_train(World(), dataclasses.replace(config, output=str(run)))
+    out = capsys.readouterr().out
+    assert "after step 5: " in out and "--lr 0.1 instead of 0.05" in out
+    assert resumed_config(path, run, trainer=trainer).clip_grad_norm == 2.0  # not edited since
+    write(tmp_path, (LINE, LINE.replace("2, 16", "2, 32")))
+    with pytest.raises(InputError) as caught:
+        resumed_config(path, run, trainer=trainer)
+    assert str(caught.value) == (
+        f"{path}: global_batch_size 32: the run in {run} must continue with global_batch_size 16"
+    )
+    assert resumed_config(path, run, "--global-batch-size", "16", trainer=trainer).lr == 0.05
+    with pytest.raises(InputError, match=r"^--seed 1: the run in .* must continue with --seed 0$"):
+        resumed_config(path, run, "--global-batch-size", "16", "--seed", "1", trainer=trainer)
+
+
+def test_edited_options_of_the_file_hold_too(tmp_path: Path) -> None:
+    path = write(tmp_path, ("width: int = 4\n", "width: int = 4\n    noise: float = 0.5\n"))
+    in_jax(path, tmp_path / "run", epochs=1)
+    write(tmp_path, ("width: int = 4\n", "width: int = 4\n    noise: float = 0.25\n"))
+    assert resumed_config(path, tmp_path / "run").noise == 0.25
+    assert resumed_config(path, tmp_path / "run", "--noise", "1.0").noise == 1.0

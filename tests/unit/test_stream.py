@@ -279,6 +279,49 @@ def test_an_iterable_dataset_of_torchs_is_a_stream_though_it_inherits_items() ->
     assert numbers(in_jax(loader_of(data_of(Torchs)), 0))[0][1] == [1, 3, 5, 7, 9, 11]
 
 
+class Dataset:
+    """Indexed like a dataset of Hugging Face's, with the class name of torch's abstract one, and an iterator."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < 24:
+            raise IndexError(index)
+        return {"x": [float(index), 1.0], "y": index % 4}
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [self[index] for index in indices]
+
+    def __iter__(self) -> Any:
+        return map(self.__getitem__, range(24))
+
+
+class TokenDataLoader(Endless):
+    """A stream of examples that is called like torch's loader of batches."""
+
+
+def check_indexed(make: Any) -> None:
+    config = dataclasses.replace(CONFIG, steps_per_epoch=None)
+    data = load_data(program_of({"train_data": make}), config)
+    assert not is_stream(make()) and data.stream is None and len(data.train) == 24
+    assert data.train.take(np.array([5, 2]), 0)["y"].tolist() == [1, 2]
+
+
+def test_a_class_counts_by_what_it_has_and_not_by_its_name() -> None:
+    check_indexed(Dataset)
+    assert is_stream(TokenDataLoader()) and data_of(TokenDataLoader).stream is not None
+
+
+@pytest.mark.large
+def test_a_dataset_of_hugging_face_has_a_length() -> None:
+    datasets = pytest.importorskip("datasets")
+    columns = {"x": [Dataset()[i]["x"] for i in range(24)], "y": [Dataset()[i]["y"] for i in range(24)]}
+    check_indexed(lambda: datasets.Dataset.from_dict(columns))
+    check_indexed(lambda: datasets.Dataset.from_dict(columns).with_format("numpy"))
+    assert is_stream(datasets.Dataset.from_dict(columns).to_iterable_dataset())
+
+
 def test_orders_of_long_epochs_take_no_memory_and_torchs_shuffle_names_the_one_that_does() -> None:
     config = dataclasses.replace(CONFIG, steps_per_epoch=2**30)
     data = data_of(Endless, config)

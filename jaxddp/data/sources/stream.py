@@ -8,6 +8,7 @@ Each process reads all examples, and keeps those of its replicas.
 """
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,9 +33,19 @@ def is_stream(data: Any) -> bool:
     (True, False, False)
     """
     items = getattr(type(data), "__getitem__", None)
-    abstract = getattr(items, "__qualname__", "") == "Dataset.__getitem__"  # which torch's IterableDataset inherits
+    dataset = class_of_torch("Dataset")  # whose abstract items its IterableDataset inherits
+    abstract = dataset is not None and items is dataset.__getitem__
     indexed = items is not None and not abstract and hasattr(data, "__len__")
     return hasattr(data, "__iter__") and not indexed and not isinstance(data, Mapping | Source)
+
+
+def class_of_torch(name: str) -> Any:
+    """Return a class of torch.utils.data; None unless torch is imported, as it is where there are objects of the class.
+
+    >>> class_of_torch("no such class") is None
+    True
+    """
+    return getattr(sys.modules.get("torch.utils.data"), name, None)
 
 
 class Stream:

@@ -1,5 +1,6 @@
 """Checkpoints: restored bit for bit, and only into the model and optimizer that they were saved from."""
 
+import dataclasses
 import shutil
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ from jaxddp.config import TrainConfig
 from jaxddp.config.choices import OPTIMIZERS
 from jaxddp.data.torch_rng import Generator
 from jaxddp.distributed.replicas import Replicas
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, NotFiniteError
 from jaxddp.state import TrainState
 from tests.support.checkpoint_states import RUN, char_mlp, check_same, save_all, state_of
 
@@ -150,3 +151,46 @@ def test_notes_come_back_as_they_were_when_they_were_saved(
     changed.set()
     checkpoints.restore(state_of(0))
     assert checkpoints.notes(4) == {"test_loss": 0.1, "epoch_sums": {"loss": 1 / 3, "count": 12.0}}
+
+
+def with_value(state: TrainState, place: str, value: float) -> TrainState:
+    """Return a state with a mask among its buffers, and this value in an array."""
+    state = dataclasses.replace(state, buffers={**state.buffers, "mask": np.zeros((2, 2), np.float32)})
+
+    def changed(path: Any, leaf: Any) -> Any:
+        if jax.tree_util.keystr(path, simple=True, separator=".") == place:
+            leaf = np.array(leaf)
+            leaf.flat[0] = value
+        return leaf
+
+    return jax.tree_util.tree_map_with_path(changed, state)
+
+
+PLATEAU = optim.reduce_on_plateau(lambda rate: optim.sgd(rate, momentum=0.9))
+
+
+@pytest.mark.parametrize(
+    ("place", "values"), [("buffers.mask", (-np.inf, np.inf)), ("opt_state.plateau.best", (np.inf,))]
+)
+def test_infinities_that_are_no_parameters_are_saved(
+    place: str, values: tuple[float, ...], checkpoints: Checkpoints
+) -> None:
+    for step, value in enumerate(values, start=1):
+        state = with_value(state_of(step, PLATEAU), place, value)
+        checkpoints.save(state)
+        check_same(checkpoints.restore(state), state)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("params.embedding.embedding", np.inf),
+        ("opt_state.inner.1.buffer.embedding.embedding", -np.inf),
+        ("buffers.mask", np.nan),
+        ("opt_state.plateau.best", np.nan),
+    ],
+)
+def test_a_parameter_must_be_finite_and_nothing_may_be_nan(place: str, value: float, checkpoints: Checkpoints) -> None:
+    with pytest.raises(NotFiniteError, match=rf"^{place} is not finite at step 3$"):
+        checkpoints.save(with_value(state_of(3, PLATEAU), place, value))
+    assert checkpoints.steps == []

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+from jaxddp.distributed import stall
 from jaxddp.distributed.stall import EXIT_CODE, StallWatch
 
 HANGS = """
@@ -50,3 +52,20 @@ def test_time_before_the_first_step_does_not_count(monkeypatch: pytest.MonkeyPat
         watch.doing("step 1")
         time.sleep(0.4)
     assert set(ends) == {"step 1"}
+
+
+@pytest.mark.parametrize("limit", [0, 60])
+def test_the_watch_reminds_of_what_takes_long_in_its_thread(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stall, "_TICK", 0.01)
+    seen, told = threading.Event(), []
+
+    def remind(what: str, seconds: float) -> None:
+        told.append((what, threading.current_thread().name))
+        if len(told) == 3:
+            seen.set()
+        raise BrokenPipeError  # nobody reads any more
+
+    with StallWatch(limit, remind=remind) as watch:
+        watch.doing("the batch of step 7")
+        assert seen.wait(60)
+    assert set(told) == {("the batch of step 7", "stall")}

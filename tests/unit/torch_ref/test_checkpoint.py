@@ -23,7 +23,7 @@ from torch_ref.checkpoint import checkpoint_size, load_checkpoint, save_checkpoi
 from torch_ref.config import TorchConfig
 from torch_ref.distributed import World
 from torch_ref.launch import launch
-from torch_ref.state import TrainState
+from torch_ref.state import TrainState, averaged_model
 from torch_ref.step import train_step
 from torch_ref.weights import load_weights, save_weights
 
@@ -210,10 +210,55 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
         training.main(small(tmp_path / "run", resume=first.output, epochs=4, lr=1e30))
     assert re.fullmatch(
         r"loss is (nan|inf) at step \d+; --detect-anomaly names the parameter and the replica; "
+        r"its batch has the examples \d+(, \d+){15} and \d+ more; "
         rf"the last good checkpoint is {first.output}/checkpoint.pt; continue with --resume {first.output}",
         str(caught.value),
     )
     assert torch.load(Path(first.output) / "checkpoint.pt", weights_only=True)["step"] == 8
+
+
+class Masked(nn.Module):
+    """A model with a causal mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_buffers_may_be_infinite_and_parameters_may_not(averaged: bool, tmp_path: Path) -> None:
+    def new() -> TrainState:
+        model = Masked()
+        optimizer = torch.optim.Adam(model.parameters())
+        return TrainState(model, optimizer, None, averaged=averaged_model(model, 0.9 if averaged else None))
+
+    path, state, batch = tmp_path / "checkpoint.pt", new(), {"x": torch.ones(2, 3), "y": torch.zeros(2).long()}
+    train_step(state.module, state.optimizer, None, [batch], World())
+    save_checkpoint(path, state)
+    restored = new()
+    load_checkpoint(path, restored)
+    assert torch.equal(restored.module.mask, state.module.mask)
+    weights = tmp_path / "weights.safetensors"
+    save_weights(weights, state.module)
+    load_weights(weights, new().module)
+    moment = state.optimizer.state[state.module.fc.bias]["exp_avg_sq"]
+    for tensor, value, name in [
+        (state.module.mask, torch.nan, "mask"),
+        (moment, torch.inf, "fc.bias: exp_avg_sq"),
+        (state.module.fc.weight.data, -torch.inf, "fc.weight"),
+    ]:
+        tensor.view(-1)[0] = value
+        with pytest.raises(TrainingError, match=f"^{name} is not finite at step 0$"):
+            save_checkpoint(path, state)
+        tensor.view(-1)[0] = 0.0
+    state.module.fc.weight.data[0, 0] = -torch.inf
+    with pytest.raises(InputError, match=r"fc.weight\[0, 0\] is -inf; must be finite"):
+        save_weights(weights, state.module)
+        load_weights(weights, new().module)
 
 
 def test_weights_are_strict_both_ways(tmp_path: Path) -> None:

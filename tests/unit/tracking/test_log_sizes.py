@@ -6,6 +6,7 @@ import resource
 import tracemalloc
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from jaxddp.config import TrainConfig
@@ -17,19 +18,19 @@ from jaxddp.tracking.metrics_file import read_metrics
 from jaxddp.tracking.run_log import RunLog
 from tests.support.run_logs import STEPS_PER_EPOCH, claimed_log, places, read_events, scalars, train, write_run
 
+LAST = range(3200, 5003, 16)
+
 
 @pytest.mark.parametrize(
     ("epochs", "log_every", "steps"),
     [
         (10, None, range(1, 21)),
-        (2500, None, range(1, 5001)),
-        (2501, None, range(2, 5003, 2)),
-        (40_000, None, range(16, 80_001, 16)),
+        (2501, None, [*range(1, 400), *range(400, 800, 2), *range(800, 1600, 4), *range(1600, 3200, 8), *LAST]),
         (10, 7, (7, 14)),
         (2501, 1, range(1, 5003)),
     ],
 )
-def test_the_folder_gets_at_most_5000_steps_or_every_nth(tmp_path, epochs, log_every, steps):
+def test_the_folder_gets_ever_fewer_steps_or_every_nth(tmp_path, epochs, log_every, steps):
     config = TrainConfig(epochs=epochs, log_every=log_every)
     with RunLog(config, tmp_path, title="", examples_per_epoch=33, quiet=True) as log:
         for step in range(1, STEPS_PER_EPOCH * epochs + 1):
@@ -38,6 +39,20 @@ def test_the_folder_gets_at_most_5000_steps_or_every_nth(tmp_path, epochs, log_e
     assert [(record["step"], record["loss"]) for record in records] == [(step, 1 / step) for step in steps]
     (file,) = (tmp_path / "tensorboard").iterdir()
     assert [step for _, step in scalars(read_events(file))] == list(steps)
+
+
+def test_the_first_steps_are_all_logged_and_no_run_logs_more_than_5000() -> None:
+    is_logged = TrainConfig().is_logged
+    assert all(map(is_logged, range(1, 401)))
+    steps = [step for step in range(1, 100_000) if is_logged(step)]
+    gaps = np.diff(steps)
+    assert (np.diff(gaps) >= 0).all() and gaps[-1] == 256
+    most, step = 0, 1
+    while step < 2**31:  # from a logged step to the next
+        most += 1
+        gap = next(gap for gap in (2**k for k in range(31)) if is_logged(step + gap))
+        step += gap
+    assert 4000 < most <= 5000
 
 
 @pytest.mark.parametrize(("epochs", "logged"), [(250, range(1, 251)), (1001, (*range(5, 1001, 5), 1001))])

@@ -9,9 +9,10 @@ import sys
 import numpy as np
 import pytest
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainConfig, TrainerConfig
 from jaxddp.errors import TrainingError
 from jaxddp.tracking import run_log
+from jaxddp.tracking.console import Console
 from jaxddp.tracking.gradient_metrics import LOG2_BINS
 from jaxddp.tracking.metrics_file import read_metrics
 from jaxddp.tracking.run_folder import load_config
@@ -47,6 +48,12 @@ def test_the_summary_names_the_run_folder_which_has_no_curves_without_steps(tmp_
     assert not (tmp_path / "run" / "curves.png").exists()
 
 
+def test_the_last_line_says_whose_metrics_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLog(TrainerConfig(), None, title="demo", examples_per_epoch=64) as log:
+        log.summary({"loss": 0.5}, 1, split="train")
+    assert capsys.readouterr().out.splitlines()[-1] == "train loss 0.500000   1.0 s"
+
+
 class Terminal(io.StringIO):
     encoding = "utf-8"
 
@@ -72,6 +79,51 @@ def test_the_progress_bar_is_shown_only_on_terminals(monkeypatch, capsys, quiet)
         assert any(" left, " in line and line.endswith(", 1.23 GB") for line in shown)
         assert shown[-1] == ""  # the bar is gone
         assert [line[:11] for line in capsys.readouterr().out.splitlines()[1:]] == ["epoch  1/10", "epoch  2/10"]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_without_a_terminal_a_line_comes_every_30_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    console = Console(2, 800, quiet=False, clock=clock)
+    for step in range(1, 101):
+        clock.now = 1.0 * step
+        console.advance(step, 200, 1 + step // 101, {"loss": 0.5}, 8)
+    console.print("epoch 1/2")
+    clock.now += 29.5
+    console.waiting("the test after step 100", 29.5)
+    clock.now += 0.5
+    console.waiting("the test after step 100", 30.0)
+    console.waiting("the test after step 100", 30.0)
+    assert capsys.readouterr().out.splitlines() == [
+        "epoch 1/2  loss 0.500000  step 30 of 200  02:50 left",
+        "epoch 1/2  loss 0.500000  step 60 of 200  02:20 left",
+        "epoch 1/2  loss 0.500000  step 90 of 200  01:50 left",
+        "epoch 1/2",
+        "the test after step 100: 30 s so far",
+    ]
+    quiet = Console(2, 800, quiet=True, clock=clock)
+    clock.now += 99
+    quiet.advance(1, 200, 1, {"loss": 0.5}, 8)
+    quiet.waiting("step 2", 99)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_on_a_terminal_the_bar_does_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    clock = Clock()
+    console = Console(2, 800, quiet=False, clock=clock)
+    for step in (1, 2):
+        clock.now += 99
+        console.advance(step, 200, 1, {"loss": 0.5}, 8)
+        console.waiting(f"step {step}", 99)
+    console.close()
+    assert capsys.readouterr().out == ""
 
 
 def test_metrics_are_strict_json_and_a_nan_raises_no_warning(tmp_path, caplog):
