@@ -40,12 +40,7 @@ PLAIN = (bool, int, float, str, tuple)  # kinds of values that can set a flag
 OF_A_RUN = ("output", "resume", "coordinator", "num_processes", "process_id", "print_shards")
 # Flags that are fields of a port too.
 OF_PORT = (
-    "optimizer",
-    "accumulation_steps",
-    "clip_grad_norm",
-    "clip_grad_value",
-    "loss_normalization",
-    "steps_per_epoch",
+    *("optimizer", "accumulation_steps", "clip_grad_norm", "clip_grad_value", "loss_normalization", "steps_per_epoch"),
 )
 
 
