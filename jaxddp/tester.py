@@ -122,7 +122,8 @@ class Tester:
             given["weights"] = self._run.weights(state)
         stop = False
         if self._run.is_first:
-            stop = asks_to_stop(bound(self._on_epoch_end, **given)(epoch + 1, int(state.step), metrics))
+            returned = bound(self._on_epoch_end, **given)(epoch + 1, int(state.step), metrics)
+            stop = asks_to_stop("on_epoch_end", returned)
         self._stopping.asked = bool(self._agreed(int(stop)))
 
 

@@ -100,7 +100,8 @@ class Tester:
         with mean_shown(run.state.module, run.config, run.world):
             if asks_for(tell, "weights"):
                 given["weights"] = arrays_of(run.state.module)
-        asked = run.world.rank == 0 and asks_to_stop(bound(tell, **given)(epoch + 1, run.state.step, metrics))
+        returned = bound(tell, **given)(epoch + 1, run.state.step, metrics) if run.world.rank == 0 else None
+        asked = asks_to_stop("on_epoch_end", returned)
         self._stopping.asked = bool(run.world.broadcast_object(asked))
 
 
