@@ -17,7 +17,7 @@ from typing import Any
 from jaxddp.errors import InputError, listed
 from jaxddp.files import check_regular, write_atomically
 from jaxddp.program import Program
-from jaxddp.scripts import top_folder, users_file
+from jaxddp.scripts import import_root, users_file
 from jaxddp.tracking.run_folder import CONFIG_FILE, PROGRAM_FILE, PROGRAM_FOLDER
 
 Digests = dict[str, dict[str, str]]  # file -> name of a top-level statement -> digest
@@ -37,7 +37,7 @@ def keep_program(program: Program, folder: Path) -> None:
 
 
 def files_of(program: Program) -> dict[str, Path]:
-    """Return a program's file and the imported modules of its folder or package, by their paths there."""
+    """Return a program's file and the imported modules below its import root, by their paths there."""
     if program.path is None:
         return {}
     script = program.path.resolve()
@@ -45,7 +45,7 @@ def files_of(program: Program) -> dict[str, Path]:
     real = (file for file in loaded if file is not None and file.endswith(".py") and Path(file).is_file())
     beside = (users_file(file, script) for file in real)
     paths = {script, *(path.resolve() for path in beside if path is not None)}
-    return {path.relative_to(top_folder(script)).as_posix(): path for path in sorted(paths)}
+    return {path.relative_to(import_root(script)).as_posix(): path for path in sorted(paths)}
 
 
 def digests(files: dict[str, Path]) -> Digests:
