@@ -392,13 +392,9 @@ class DataParallel:
         model = self.functional.module(self.functional.params, self.functional.buffers)
         return BatchStatistics(model, self._training_forward, self.replicas, self._axes, self._shortest_axes)
 
-    def values(self, state: TrainState, restored: bool = False) -> tuple[Params, Buffers]:
-        """Return NumPy arrays: parameters (their mean if replicas differ) and buffers (those of replica 0).
-
-        Args:
-            restored: the state is a checkpoint's, which is not placed.
-        """
-        unsharded = state if restored else self.replicas.unsharded(state, self._axes)
+    def values(self, state: TrainState) -> tuple[Params, Buffers]:
+        """Return NumPy arrays: parameters (their mean if replicas differ) and buffers (those of replica 0)."""
+        unsharded = self.replicas.unsharded(state, self._axes)
         params, buffers = jax.device_get((unsharded.params, unsharded.buffers))
         if self._axes.params == 0:
             params = {name: x.mean(axis=0, dtype=x.dtype) for name, x in params.items()}

@@ -2,12 +2,15 @@
 
 import dataclasses
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxddp.distributed.agreement import Agreement
 from jaxddp.errors import MovedError, NotFiniteError, TrainingError, tell
+from jaxddp.nn.torch_weights import save_weights
 from jaxddp.signals import Interruption
 from jaxddp.state import TrainState
 from jaxddp.step.metrics import EpochSums
@@ -19,6 +22,7 @@ from jaxddp.train_run import Run
 if TYPE_CHECKING:
     from jaxddp.checkpoint import Checkpoints
 
+BEST_FILE = "model_best.safetensors"
 MAX_ROLLBACKS = 3  # in one process
 
 
@@ -105,7 +109,16 @@ class Saver:
             common |= run.data.position(int(state.step))
             if not run.at_epoch_end(int(state.step)):
                 common["epoch_sums"] = self._sums.sums
+            is_best = self._checkpoints.is_best(notes)
             self._checkpoints.save(run.ddp.unsharded(state), common | notes)
+            if is_best:
+                self.save_weights(BEST_FILE, run.weights(state))
+
+    def save_weights(self, name: str, weights: Mapping[str, np.ndarray]) -> None:
+        """Write weights into the run folder, in the process that does so."""
+        if self._run.is_first:
+            with self._log.writing():
+                save_weights(Path(self._run.config.output or "") / name, weights)
 
     def sums_until(self, step: int) -> EpochSums:
         """Return the sums over the steps of an epoch until this step, at which the run continues; add further ones."""

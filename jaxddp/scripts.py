@@ -79,13 +79,8 @@ def file_of_module(name: str) -> Path:
 
 
 def import_root(file: Path) -> Path:
-    """Return the folder of a file, or that of the outermost package that holds it."""
+    """Return the folder of a file, or the one that holds its outermost package."""
     return next(folder for folder in file.parents if not (folder / "__init__.py").is_file())
-
-
-def top_folder(file: Path) -> Path:
-    """Return the folder of a file, or of the outermost package that holds it."""
-    return (root := import_root(file)).joinpath(*file.parent.relative_to(root).parts[:1])
 
 
 def _place_told(path: Path) -> contextlib.AbstractContextManager[None]:
@@ -152,11 +147,11 @@ def _place(error: BaseException | None, script: Path) -> tuple[Path, int] | None
 
 
 def users_file(filename: str, script: Path) -> Path | None:
-    """Return a file's path by the script's; None for one outside of its folder or package, or of an installed one."""
+    """Return a file's path by the script's; None for one outside of its import root, or of an installed package."""
     file, resolved = Path(filename).resolve(), script.resolve()
     if file == resolved:
         return script
-    if _is_installed(file) or not file.is_relative_to(top_folder(resolved)):
+    if _is_installed(file) or not file.is_relative_to(import_root(resolved)):
         return None
     return Path(os.path.normpath(script.parent / os.path.relpath(file, resolved.parent)))
 

@@ -2,14 +2,11 @@
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from jaxddp.distributed.stall import StallWatch
 from jaxddp.errors import NotFiniteError, TrainingError
-from jaxddp.nn.torch_weights import save_weights, torch_name
+from jaxddp.nn.torch_weights import torch_name
 from jaxddp.saver import Saver, notes_at
 from jaxddp.signals import Interruption
 from jaxddp.state import TrainState
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE = "model.safetensors"
 AVERAGED_FILE = "model_averaged.safetensors"
-BEST_FILE = "model_best.safetensors"
 MANY_SHAPES = 16  # of batches, from which on compiling is likely to take longer than training
 TOO_MANY = "step {step}: {shapes} shapes of batch so far, a program compiled for each; pad to fewer in `collate`"
 
@@ -60,13 +56,9 @@ def train(
             state, metrics = train_epochs(run, state, log, saver, tester, stopping, stall)
             weights = run.weights(state)
             if config.output is not None:
-                _save(run, WEIGHTS_FILE, weights, log)
+                saver.save_weights(WEIGHTS_FILE, weights)
                 if (averaged := tester.averaged(state)) is not None:
-                    _save(run, AVERAGED_FILE, run.weights(averaged), log)
-                like = run.ddp.unsharded(state) if config.keep_best else state
-                if checkpoints is not None and (best := checkpoints.best(like)) is not None:
-                    _save(run, BEST_FILE, run.weights(best, restored=True), log)
-                    log.note(f"{BEST_FILE} has the weights of step {int(best.step)}")
+                    saver.save_weights(AVERAGED_FILE, run.weights(averaged))
         except TrainingError as error:
             raise saver.with_last_good(error) from None
     ending = *filter(None, [stopping.reason]), config.agreement
@@ -79,12 +71,6 @@ def train(
 def as_notes(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return metrics as the notes of a checkpoint, by which the best one is known."""
     return {f"test_{name}": value for name, value in metrics.items()}
-
-
-def _save(run: Run, name: str, weights: Mapping[str, np.ndarray], log: RunLog) -> None:
-    if run.is_first:
-        with log.writing():
-            save_weights(Path(run.config.output or "") / name, weights)
 
 
 def train_epochs(

@@ -85,9 +85,9 @@ class Run:
         steps, tests = self.ddp.programs
         return [f"programs compiled, one for each shape of batch: {steps} for steps, {tests} for tests"]
 
-    def weights(self, state: TrainState, restored: bool = False) -> dict[str, np.ndarray]:
-        """Return parameters and buffers of a state, or a restored one, as they are saved; a collective of all."""
-        params, buffers = self.ddp.values(state, restored)
+    def weights(self, state: TrainState) -> dict[str, np.ndarray]:
+        """Return parameters and buffers of a state as they are saved; a collective of all processes."""
+        params, buffers = self.ddp.values(state)
         if self.program.get("names"):  # torch's names are others than those that jaxddp would give
             return {name: np.asarray(x) for name, x in (params | buffers).items()}
         values: dict[str, Any] = {**params, **buffers}

@@ -26,28 +26,19 @@ class BestWeights:
 
     def __init__(self, run: "Run", log: RunLog, notes: Mapping[str, Any]):
         self._run, self._log = run, log
-        self._best, self._step = notes.get("best", (None, 0))
-
-    @property
-    def notes(self) -> tuple[float | None, int]:
-        """Note of a checkpoint, for `notes["best"]`: the metric and its step."""
-        return self._best, self._step
+        self.best: float | None = notes.get("best")
+        """The metric, for a checkpoint's `notes["best"]`; None before the first one."""
 
     def tested(self, metrics: Mapping[str, float]) -> None:
         """Write the weights, on rank 0, if the test at this checkpoint is the best one; all ranks must call it."""
         run, config = self._run, self._run.config
         value = metrics.get(config.best_metric, math.nan)
         sign = 1 if config.best_mode == "min" else -1
-        worse = self._best is not None and not sign * value < sign * self._best
+        worse = self.best is not None and not sign * value < sign * self.best
         if not config.keep_best or config.output is None or math.isnan(value) or worse:
             return
-        self._best, self._step = value, run.state.step
+        self.best = value
         with shown(run.state.module, config, run.world):
             if run.world.rank == 0:
                 with self._log.writing():
                     save_weights(Path(config.output) / BEST_FILE, run.state.module)
-
-    def tell(self) -> None:
-        """Print the step of the weights at the end of the run."""
-        if self._best is not None:
-            self._log.note(f"{BEST_FILE} has the weights of step {self._step}")

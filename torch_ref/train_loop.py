@@ -125,7 +125,6 @@ def train_epochs(run: Run, log: RunLog, notes: Mapping[str, Any] | None = None) 
                 save_weights(Path(config.output) / WEIGHTS_FILE, state.module)
                 if average is not None:
                     save_weights(Path(config.output) / AVERAGED_FILE, average)
-    best.tell()
     ending = *filter(None, [stopping.reason]), config.agreement
     speed = run.throughput.lines(run.peak_memory())
     log.summary(metrics, time.perf_counter() - started, *ending, split=run.data.judged, speed=speed)
@@ -244,7 +243,7 @@ def keep(run: Run, log: RunLog, stopping: Stopping, best: BestWeights, metrics: 
     if run.world.rank == 0:
         log.sync()
         notes = notes_of_run(run.saved_config, run.data.digests, log.records) | {"stopping": stopping.notes}
-        notes["best"] = best.notes
+        notes["best"] = best.best
         notes |= run.data.position(run.state.step)
         with log.writing():
             save_checkpoint(Path(run.config.output) / CHECKPOINT_FILE, run.state, others, notes)

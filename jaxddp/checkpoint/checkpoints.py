@@ -192,19 +192,9 @@ class Checkpoints:
                 return state
         raise InputError(f"--resume {self._folder.parent}: {listed(problems)}; none is intact")
 
-    def best(self, like: TrainState) -> TrainState | None:
-        """Load the checkpoint with the best note, as `restore` does the newest; None if none has such a note.
-
-        Raises:
-            TrainingError: it is damaged.
-        """
-        self.wait()
-        for step in self._best(self.steps):
-            try:
-                return self._restored(step, like)
-            except DamagedError as error:
-                raise TrainingError(f"the best checkpoint, of step {step}, is damaged ({error})") from None
-        return None
+    def is_best(self, notes: Notes) -> bool:
+        """Return whether a checkpoint with these notes would be the best one so far."""
+        return self._loss(notes) < min(map(self._losses.__getitem__, self._best(self.steps)), default=math.inf)
 
     def notes(self, step: int) -> dict[str, Any]:
         """Return the notes saved with an intact checkpoint."""

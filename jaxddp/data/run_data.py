@@ -130,11 +130,9 @@ def _test_sets(where: str, data: Any, train: Source) -> dict[str, Any]:
         raise InputError(f"{where}: {', '.join(shared)}: is an entry of a training example; must be a test set's name")
     if shared:
         return {"": data}
-    names = [f"{name}_" for name in data]
-    alike = [name for name in names for beginning in names if name != beginning and name.startswith(beginning)]
-    if alike or not all(map(str.isidentifier, names)):
-        raise InputError(f"{where}: {', '.join(map(str, data))}: test sets need names like clean and noisy_2")
-    return dict(zip(names, data.values(), strict=True))
+    if bad := [name for name in data if not f"{name}_".isidentifier()]:
+        raise InputError(f"{where}: {bad[0]}: is no name for a test set; must be like clean or noisy_2")
+    return {f"{name}_": of_set for name, of_set in data.items()}
 
 
 def _is_data_set(value: Any) -> bool:

@@ -6,6 +6,7 @@
 ('large', 8)
 """
 
+import dis
 import inspect
 from collections.abc import Callable, Collection
 from functools import partial, wraps
@@ -41,14 +42,14 @@ def bound(function: Any, **given: Any) -> Any:
 def reads(function: Any, names: Collection[str]) -> set[str]:
     """Return which of these attributes the code of a function that asks for `config` reads.
 
-    >>> reads(lambda config: config.lr * 2, ["lr", "momentum"]), reads(lambda lr: lr, ["lr"])
+    >>> reads(lambda config: config.lr * momentum, ["lr", "momentum"]), reads(lambda lr: lr.lr, ["lr"])
     ({'lr'}, set())
     """
     code = getattr(inspect.unwrap(function), "__code__", None) if asks_for(function, "config") else None
     codes = [code] if code is not None else []
     for code in codes:  # which grows by the functions within
         codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
-    return {*names}.intersection(name for code in codes for name in code.co_names)
+    return {i.argval for code in codes for i in dis.get_instructions(code) if i.opname == "LOAD_ATTR"} & {*names}
 
 
 def takes(function: Callable[..., Any]) -> int:

@@ -15,7 +15,7 @@ from jaxddp.config.choices import OPTIMIZER_OPTIONS
 from jaxddp.config.kinds import described, fits, plain
 from jaxddp.config.options import Schedule
 from jaxddp.errors import InputError, shortened
-from jaxddp.program.program import NAMES, OPTIONS, Program, replaced_flags
+from jaxddp.program.program import NAMES, OPTIONS, Program, read_flags, replaced_flags
 from jaxddp.scripts import run_file
 
 BUILT_IN = "jaxddp.programs.classifier"
@@ -40,12 +40,7 @@ PLAIN = (bool, int, float, str, tuple)  # kinds of values that can set a flag
 OF_A_RUN = ("output", "resume", "coordinator", "num_processes", "process_id", "print_shards")
 # Flags that are fields of a port too.
 OF_PORT = (
-    "optimizer",
-    "accumulation_steps",
-    "clip_grad_norm",
-    "clip_grad_value",
-    "loss_normalization",
-    "steps_per_epoch",
+    *("optimizer", "accumulation_steps", "clip_grad_norm", "clip_grad_value", "loss_normalization", "steps_per_epoch"),
 )
 
 
@@ -134,7 +129,7 @@ def _variables(values: Mapping[str, Any]) -> set[str]:
     replaces the flags beside it; those that a check refuses there remain.
     """
     flags = {f.name for f in dataclasses.fields(TrainerConfig)}
-    variables = {*OF_A_RUN} if values.get("train_data") else flags - {*OF_PORT}
+    variables = {*OF_A_RUN} if values.get("train_data") else flags - {*OF_PORT} - read_flags(values)
     return variables | (replaced_flags(values).keys() - {*OF_PORT})
 
 

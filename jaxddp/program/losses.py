@@ -30,14 +30,14 @@ def named_losses(function: str, returned: Any) -> dict[str, Any]:
     return dict(losses)
 
 
-def asks_to_stop(returned: Any) -> bool:
-    """Return whether what `on_epoch_end` returns ends the run.
+def asks_to_stop(function: str, returned: Any) -> bool:
+    """Return whether what a callback, as `on_epoch_end`, returns ends the run.
 
     Raises:
         InputError: it is text other than "stop", or True; what a call at its end happens to return is ignored.
     """
     if returned is True or (isinstance(returned, str) and returned != "stop"):
-        raise InputError(f'on_epoch_end: must return None, or "stop" to end the run, and returns {returned!r}')
+        raise InputError(f'{function}: must return None, or "stop" to end the run, and returns {returned!r}')
     return isinstance(returned, str)
 
 

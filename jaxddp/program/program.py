@@ -42,19 +42,22 @@ OF_SCHEDULE = tuple(f.name for f in dataclasses.fields(Schedule))
 OF_OPTIMIZER = tuple(dict.fromkeys(("optimizer", "lr", "lr_scaling", *OPTIMIZER_OPTIONS, *OF_SCHEDULE)))
 
 
-def replaced_flags(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the flags that a step or an optimizer of a file's replaces, with its name.
+def read_flags(values: Mapping[str, Any]) -> set[str]:
+    """Return the flags that a step or an optimizer of a file's reads of `config`, where they have their effect."""
+    return {name for kind in (*STEPS, *OPTIMIZERS) for name in reads(values.get(kind), {*OF_STEP, *OF_OPTIMIZER})}
 
-    A flag that it reads of `config` has its effect there.
+
+def replaced_flags(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the flags that a step or an optimizer of a file's replaces, with its name; those that it reads stay.
 
     >>> flags = replaced_flags({"flax_optimizer": lambda config: config.lr})
     >>> "lr" in flags, flags["momentum"]
     (False, 'flax_optimizer')
     """
     replaced: dict[str, str] = {}
+    read = read_flags(values)
     for functions, names in ((STEPS, OF_STEP), (OPTIMIZERS, OF_OPTIMIZER)):
         given = [function for function in functions if values.get(function)]
-        read = {name for function in given for name in reads(values[function], names)}
         replaced |= {name: given[0] for name in names if given and name not in read}
     return replaced
 

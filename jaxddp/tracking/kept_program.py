@@ -21,7 +21,7 @@ from jaxddp.config.checks import flag
 from jaxddp.errors import InputError, listed, reason
 from jaxddp.files import check_regular, write_atomically
 from jaxddp.program import Program, default_config
-from jaxddp.scripts import top_folder, users_file
+from jaxddp.scripts import import_root, users_file
 from jaxddp.tracking.run_folder import CONFIG_FILE, PROGRAM_FILE, PROGRAM_FOLDER, load_config
 
 Config = TypeVar("Config", bound=TrainerConfig)
@@ -115,7 +115,7 @@ def _to_json(about: dict[str, Any]) -> str:
 
 
 def files_of(program: Program) -> dict[str, Path]:
-    """Return a program's file and the imported modules of its folder or package, by their paths there."""
+    """Return a program's file and the imported modules below its import root, by their paths there."""
     if program.path is None:
         return {}
     script = program.path.resolve()
@@ -123,7 +123,7 @@ def files_of(program: Program) -> dict[str, Path]:
     real = (file for file in loaded if file is not None and file.endswith(".py") and Path(file).is_file())
     beside = (users_file(file, script) for file in real)
     paths = {script, *(path.resolve() for path in beside if path is not None)}
-    return {path.relative_to(top_folder(script)).as_posix(): path for path in sorted(paths)}
+    return {path.relative_to(import_root(script)).as_posix(): path for path in sorted(paths)}
 
 
 def digests(files: dict[str, Path]) -> Digests:

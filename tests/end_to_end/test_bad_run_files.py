@@ -105,6 +105,15 @@ def test_nan_in_the_data_is_reported_with_its_place(function: str, train: Callab
         train(path, tmp_path / "run", epochs=1)
 
 
+@pytest.mark.parametrize(("train", "answer"), [(in_jax, "'halt'"), (in_torch, "'halt'"), (in_jax, "True")])
+def test_an_answer_of_on_epoch_end_that_means_nothing_is_refused(
+    train: Callable[..., Any], answer: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, more=f"\ndef on_epoch_end(epoch, step, metrics): return {answer}\n")
+    with pytest.raises(InputError, match=rf'on_epoch_end: must return None, or "stop" .* returns {answer}$'):
+        train(path, tmp_path / "run", epochs=1)
+
+
 @pytest.mark.parametrize("name", ["", "run.txt", "run.pyc"])
 def test_only_python_files_are_run(name: str, tmp_path: Path) -> None:
     write(tmp_path, name=name or "run.py")

@@ -82,15 +82,13 @@ def test_the_best_checkpoint_by_a_metric_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trainer", ["jax", "torch"])
-def test_the_best_weights_are_saved_and_a_resumed_run_keeps_them(
-    trainer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_weights_are_saved_and_a_resumed_run_keeps_them(trainer: str, tmp_path: Path) -> None:
     """The largest loss is that of the first epoch, and the smallest that of the last."""
     flags = {"keep_best": True} | ({"keep_checkpoints": 1} if trainer == "jax" else {})
     folder = run(trainer, tmp_path / "run", epochs=2, best_mode="max", **flags)
     run(trainer, folder, epochs=3, resume=str(folder), best_mode="max", **flags)
     losses = [record["test_loss"] for record in epochs(folder)]
-    assert max(losses) == losses[0] and f"model_best.safetensors has the weights of step {3}" in capsys.readouterr().out
+    assert max(losses) == losses[0]
     first = run(trainer, tmp_path / "first", epochs=1, **flags)
     expected = load_file(first / "model.safetensors")
     for path in (folder / "model_best.safetensors", first / "model_best.safetensors"):

@@ -13,6 +13,7 @@ from jaxddp.data.sources.workers import DataWorkers
 from jaxddp.errors import InputError
 from jaxddp.program import check_flags, default_config, load_program
 from jaxddp.scripts import run_file
+from torch_ref.config import TorchTrainerConfig
 
 DATA = "def train_data(): return {'x': [1.0]}\n"
 OPTIMIZER = "def flax_optimizer(config): return sgd(config.lr, config.weight_decay)\n"
@@ -95,12 +96,21 @@ def test_a_dtype_may_be_an_object(library: str, tmp_path: Path) -> None:
     ("more", "flags", "rate", "decay"),
     [("", [], 1e-3, None), ("lr = 0.5\n", [], 0.5, None), ("lr = 0.5\n", ["--lr", "2", "--weight-decay", "1"], 2, 1)],
 )
+@pytest.mark.parametrize("data", [DATA, ""])  # a run file and a port file
+@pytest.mark.parametrize(("trainer", "name"), [(TrainerConfig, "flax"), (TorchTrainerConfig, "torch")])
 def test_an_optimizer_reads_the_rate_of_the_file_or_of_a_flag(
-    more: str, flags: list[str], rate: float, decay: float | None, tmp_path: Path
+    trainer: type[TrainerConfig],
+    name: str,
+    data: str,
+    more: str,
+    flags: list[str],
+    rate: float,
+    decay: float | None,
+    tmp_path: Path,
 ) -> None:
-    path = write(tmp_path, f"{more}{OPTIMIZER}def sgd(*given): return given\n{DATA}")
-    program, config = cli.program_and_flags([str(path), *flags], TrainerConfig, "train")
-    assert program.bound(config).get("flax_optimizer")() == (rate, decay)
+    path = write(tmp_path, f"{more}{OPTIMIZER.replace('flax', name)}def sgd(*given): return given\n{data}")
+    program, config = cli.program_and_flags([str(path), *flags], trainer, "train")
+    assert program.bound(config).get(f"{name}_optimizer")() == (rate, decay)
 
 
 def test_a_flag_that_the_optimizer_does_not_read_is_refused(tmp_path: Path) -> None:

@@ -87,3 +87,16 @@ def test_a_wrong_backend_in_the_environment_does_not_stop_the_drawing():
     environment = {**os.environ, "MPLBACKEND": "wrong"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (result.stdout, result.stderr) == ("b'PNG' wrong\n", "")
+
+
+def test_of_several_test_sets_the_first_is_drawn_with_its_name():
+    from matplotlib.figure import Figure
+
+    records = [{"kind": "epoch", "step": step, "test_clean_loss": step / 2, "test_noisy_loss": 9.0} for step in (1, 2)]
+    with_plain = [record | {"test_loss": 7.0} for record in records]
+    for history, label, values in (
+        (records, "test_clean, each epoch", [0.5, 1.0]),
+        (with_plain, "test, each epoch", [7.0, 7.0]),
+    ):
+        line = curves._draw_metric(Figure().subplots(), history, "loss")[-1]
+        assert line.get_label() == label and list(line.get_ydata()) == values
