@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,9 +25,14 @@ WHOLE = ("params", "update")  # which have all parameters, if a step shows them;
 MOST = 2**40  # of any number of things
 MOST_ELEMENTS = 2**33  # of a tensor: the comparison needs 8 bytes for each
 MOST_AXES = 32  # NumPy has 64
-DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of values that are not what they should be
-
-Check = Callable[[Any], bool]
+DAMAGE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
+)  # of values that are not what they should be
 
 
 @dataclass(frozen=True)
@@ -179,78 +184,55 @@ def _whole(last: bytes) -> dict[str, Any]:
         return {}
 
 
-def _check(line: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
+def _check(line: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless a line has what is read of it."""
-    for name, is_right in checks.items():
-        if not is_right(line.get(name)):
+    for name, form in forms.items():
+        if not (_fits(line.get(name), form) or (name in OPTIONAL and line.get(name) is None)):
             raise ValueError(f"{name} is {line.get(name)!r}")
 
 
-def _is_count(x: Any) -> bool:
-    return type(x) is int and 1 <= x <= MOST
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, float) or (isinstance(x, int) and abs(x) <= MOST)
-
-
-def _is_finite(x: Any) -> bool:
-    return _is_number(x) and math.isfinite(x)
-
-
-def _is_text(x: Any) -> bool:
-    return isinstance(x, str)
+def _fits(x: Any, form: Any) -> bool:
+    """Return whether a JSON value has a form: [form of all items], (form of each), {"": form of all values}, a range of
+    integers, a set of words, a type, or what a function checks."""
+    if isinstance(form, list):
+        return isinstance(x, list) and all(_fits(item, form[0]) for item in x)
+    if isinstance(form, tuple):
+        return isinstance(x, list) and len(x) == len(form) and all(map(_fits, x, form))
+    if isinstance(form, dict):
+        return isinstance(x, dict) and all(_fits(item, form[""]) for item in x.values())
+    if isinstance(form, range | set):  # a range is searched one by one for anything but an integer
+        return type(x) is (int if isinstance(form, range) else str) and x in form
+    return type(x) is form if isinstance(form, type) else bool(form(x))
 
 
 def _is_shape(x: Any) -> bool:
-    return _are(lambda size: type(size) is int and 0 <= size <= MOST)(x) and len(x) <= MOST_AXES
+    return _fits(x, [range(MOST)]) and len(x) <= MOST_AXES and math.prod(x) <= MOST_ELEMENTS
 
 
-def _are(is_right: Check) -> Check:
-    return lambda items: isinstance(items, list) and all(map(is_right, items))
-
-
-def _maps_to(is_right: Check) -> Check:
-    return lambda table: isinstance(table, dict) and all(map(is_right, table.values()))
-
-
-def _maybe(is_right: Check) -> Check:
-    return lambda x: x is None or is_right(x)
-
-
-def _is_tensor(x: Any) -> bool:
-    if not (isinstance(x, list) and len(x) == 3 and _is_shape(x[0]) and math.prod(x[0]) <= MOST_ELEMENTS):
-        return False
-    return isinstance(x[1], str) and x[2] in ("parameter", "buffer")
-
-
-def _is_entry(x: Any) -> bool:
-    return isinstance(x, list) and len(x) == 2 and _is_shape(x[0]) and len(x[0]) > 0 and isinstance(x[1], str)
-
-
-def _is_module(x: Any) -> bool:
-    return isinstance(x, list) and len(x) == 2 and isinstance(x[0], str) and _maps_to(lambda n: type(n) is int)(x[1])
+def _is_finite(x: Any) -> bool:
+    return isinstance(x, int | float) and math.isfinite(x)
 
 
 def _is_group(x: Any) -> bool:
-    if not (isinstance(x, dict) and _are(_is_text)(x.get("names")) and _is_finite(x.get("lr"))):
-        return False
-    return all(name == "names" or _is_finite(value) or _are(_is_finite)(value) for name, value in x.items())
+    options = {**x, "names": []}
+    are_right = _fits(options, {"": lambda value: _is_finite(value) or _fits(value, [_is_finite])})
+    return are_right and _is_finite(x.get("lr")) and _fits(x.get("names"), [str])
 
 
-HEADER: dict[str, Check] = {
-    "side": lambda x: x in ("torch", "jax"),
-    **dict.fromkeys(("world_size", "replicas", "limit"), _is_count),
-    "tensors": _maps_to(_is_tensor),
+HEADER = {
+    "side": {"torch", "jax"},
+    **dict.fromkeys(("world_size", "replicas", "limit"), range(1, MOST)),
+    "tensors": {"": (_is_shape, str, {"parameter", "buffer"})},
 }
-OF_TORCH: dict[str, Check] = {"optimizer": _is_text, "tied": _maps_to(_is_text), "modules": _maps_to(_is_module)}
-STEP: dict[str, Check] = {
-    **dict.fromkeys(("step", "micro_batches"), _is_count),
-    "loss": _is_number,
-    "entries": _maps_to(_is_entry),
-    "kinked": _maybe(_are(_is_text)),
-    "hyperparameters": _maybe(_maps_to(_is_finite)),
-    "lr": _maybe(_is_finite),
-    **dict.fromkeys(("update", "autocast"), _maybe(_is_text)),
+OF_TORCH = {"optimizer": str, "tied": {"": str}, "modules": {"": (str, {"": int})}}
+STEP = {
+    **dict.fromkeys(("step", "micro_batches"), range(1, MOST)),
+    "loss": float,
+    "entries": {"": (lambda x: _is_shape(x) and x, str)},
+    "kinked": [str],
+    "hyperparameters": {"": _is_finite},
+    "lr": _is_finite,
+    **dict.fromkeys(("update", "autocast"), str),
 }
-GROUPS: dict[str, Check] = {"groups": lambda x: bool(x) and _are(_is_group)(x)}
+OPTIONAL = ("kinked", "hyperparameters", "lr", "update", "autocast")
+GROUPS = {"groups": lambda x: bool(x) and _fits(x, [_is_group])}
