@@ -1,7 +1,9 @@
 """Read one process's part of a recording, and check everything that is read of it."""
 
+import contextlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,8 +113,7 @@ class Part:
 def read_part(folder: Path, rank: int) -> Part:
     """Read a process's lines.
 
-    A killed process may leave its last line unfinished, or a step's arrays without a line. Whatever else is wrong is
-    damage.
+    A killed process may leave its last line unfinished. Whatever else is wrong is damage.
 
     Raises:
         InputError: there is no such part, or it is damaged.
@@ -128,19 +129,20 @@ def read_part(folder: Path, rank: int) -> Part:
             raise InputError(f"{path}: format is {shortened(repr(form))}; must be {FORMAT!r}")
         _check(described, HEADER | (OF_TORCH if described.get("side") == "torch" else {}))
         steps = [_parsed(line) for line in lines]
-        if whole := _whole(last):
-            steps.append(whole)
+        is_cut = bool(last)
+        with contextlib.suppress(*DAMAGE):  # it may lack its end alone
+            steps.append(_parsed(last))
+            is_cut = False
         for before, step in zip([{"step": 0}, *steps], steps, strict=False):
             _check(step, STEP | (GROUPS if described["side"] == "torch" and rank == 0 else {}))
             if step["step"] <= before["step"] or step["file"] != step_file(step["step"]):
                 raise ValueError(f"step {step['step']} behind step {before['step']}, file {step['file']!r}")
     except (OSError, *DAMAGE) as error:
         raise _refusal(path, error) from None
-    by_number = {step["step"]: step for step in steps}
-    end = max(by_number, default=0)
-    later = [number for file in part.iterdir() if (number := _number(file.name)) > end]
-    unfinished = min(later, default=end + 1) if later or (last and not whole) else None
-    return Part(part, described, by_number, unfinished)
+    number = re.match(rb'{"step": (\d{1,12}),', last) if is_cut else None
+    behind = max((step["step"] for step in steps), default=0) + 1
+    unfinished = max(int(number[1]) if number else 0, behind) if is_cut else None
+    return Part(part, described, {step["step"]: step for step in steps}, unfinished)
 
 
 def _checked(path: Path) -> Path:
@@ -163,25 +165,11 @@ def _refusal(path: Path, error: BaseException) -> InputError:
     return InputError(f"{path}: damaged: {shortened(f'{kind}{error}')}")
 
 
-def _number(name: str) -> int:
-    """Return the number of a step's file; 0: it is another file."""
-    stem = name.partition(".")[0]
-    return int(stem) if stem.isascii() and stem.isdigit() and len(stem) < 20 and step_file(int(stem)) == name else 0
-
-
 def _parsed(line: bytes) -> dict[str, Any]:
     parsed = json.loads(line.decode())
     if not isinstance(parsed, dict):
         raise TypeError(f"{parsed!r} is no description")
     return parsed
-
-
-def _whole(last: bytes) -> dict[str, Any]:
-    """Return the last line, if it lacks nothing but its end of line; {}: it is not whole."""
-    try:
-        return _parsed(last)
-    except DAMAGE:
-        return {}
 
 
 def _check(line: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
@@ -192,8 +180,12 @@ def _check(line: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
 
 
 def _fits(x: Any, form: Any) -> bool:
-    """Return whether a JSON value has a form: [form of all items], (form of each), {"": form of all values}, a range of
-    integers, a set of words, a type, or what a function checks."""
+    """Return whether a JSON value has a form.
+
+    Args:
+        x: the value.
+        form: [of all items], (of each item), {"": of all values}, a range, a set of words, a type, or a function.
+    """
     if isinstance(form, list):
         return isinstance(x, list) and all(_fits(item, form[0]) for item in x)
     if isinstance(form, tuple):
