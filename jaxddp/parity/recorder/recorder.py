@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import index
 from pathlib import Path
@@ -239,12 +239,14 @@ def _described(error: Exception) -> str:
 
 def _numbers(steps: int | Iterable[int]) -> Iterator[int]:
     """Return the numbers of the steps to record."""
-    is_count = isinstance(steps, int) and not isinstance(steps, bool)
-    try:
-        numbers = [min(steps, 1)] if is_count else [index(n) for n in steps]  # type: ignore[type-var, union-attr]
-    except TypeError:
-        numbers = []
-    if not numbers or numbers[0] < 1 or any(one >= other for one, other in pairwise(numbers)):
+    numbers: Sequence[int] = ()
+    if isinstance(steps, int):
+        numbers = range(1, 1 if steps is True else steps + 1)
+    else:
+        with contextlib.suppress(TypeError):
+            numbers = [index(n) for n in steps]
+    is_increasing = isinstance(numbers, range) or all(one < other for one, other in pairwise(numbers))
+    if not numbers or numbers[0] < 1 or not is_increasing:
         says = "must be a number above 0, or increasing numbers of steps from 1"
         raise InputError(f"Recorder: steps {shortened(repr(steps))}: {says}")
-    return iter(range(1, steps + 1) if isinstance(steps, int) else numbers)
+    return iter(numbers)

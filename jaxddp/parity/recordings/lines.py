@@ -1,8 +1,10 @@
 """Read one process's part of a recording, and check everything that is read of it."""
 
+import contextlib
 import json
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,9 +27,14 @@ WHOLE = ("params", "update")  # which have all parameters, if a step shows them;
 MOST = 2**40  # of any number of things
 MOST_ELEMENTS = 2**33  # of a tensor: the comparison needs 8 bytes for each
 MOST_AXES = 32  # NumPy has 64
-DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of values that are not what they should be
-
-Check = Callable[[Any], bool]
+DAMAGE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
+)  # of values that are not what they should be
 
 
 @dataclass(frozen=True)
@@ -106,8 +113,7 @@ class Part:
 def read_part(folder: Path, rank: int) -> Part:
     """Read a process's lines.
 
-    A killed process may leave its last line unfinished, or a step's arrays without a line. Whatever else is wrong is
-    damage.
+    A killed process may leave its last line unfinished. Whatever else is wrong is damage.
 
     Raises:
         InputError: there is no such part, or it is damaged.
@@ -123,19 +129,20 @@ def read_part(folder: Path, rank: int) -> Part:
             raise InputError(f"{path}: format is {shortened(repr(form))}; must be {FORMAT!r}")
         _check(described, HEADER | (OF_TORCH if described.get("side") == "torch" else {}))
         steps = [_parsed(line) for line in lines]
-        if whole := _whole(last):
-            steps.append(whole)
+        is_cut = bool(last)
+        with contextlib.suppress(*DAMAGE):  # it may lack its end alone
+            steps.append(_parsed(last))
+            is_cut = False
         for before, step in zip([{"step": 0}, *steps], steps, strict=False):
             _check(step, STEP | (GROUPS if described["side"] == "torch" and rank == 0 else {}))
             if step["step"] <= before["step"] or step["file"] != step_file(step["step"]):
                 raise ValueError(f"step {step['step']} behind step {before['step']}, file {step['file']!r}")
     except (OSError, *DAMAGE) as error:
         raise _refusal(path, error) from None
-    by_number = {step["step"]: step for step in steps}
-    end = max(by_number, default=0)
-    later = [number for file in part.iterdir() if (number := _number(file.name)) > end]
-    unfinished = min(later, default=end + 1) if later or (last and not whole) else None
-    return Part(part, described, by_number, unfinished)
+    number = re.match(rb'{"step": (\d{1,12}),', last) if is_cut else None
+    behind = max((step["step"] for step in steps), default=0) + 1
+    unfinished = max(int(number[1]) if number else 0, behind) if is_cut else None
+    return Part(part, described, {step["step"]: step for step in steps}, unfinished)
 
 
 def _checked(path: Path) -> Path:
@@ -159,12 +166,6 @@ def _refusal(path: Path, error: BaseException) -> InputError:
     return InputError(f"{path}: damaged: {shortened(f'{kind}{error}')}")
 
 
-def _number(name: str) -> int:
-    """Return the number of a step's file; 0: it is another file."""
-    stem = name.partition(".")[0]
-    return int(stem) if stem.isascii() and stem.isdigit() and len(stem) < 20 and step_file(int(stem)) == name else 0
-
-
 def _parsed(line: bytes) -> dict[str, Any]:
     parsed = json.loads(line.decode())
     if not isinstance(parsed, dict):
@@ -172,86 +173,59 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return parsed
 
 
-def _whole(last: bytes) -> dict[str, Any]:
-    """Return the last line, if it lacks nothing but its end of line; {}: it is not whole."""
-    try:
-        return _parsed(last)
-    except DAMAGE:
-        return {}
-
-
-def _check(line: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
+def _check(line: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless a line has what is read of it."""
-    for name, is_right in checks.items():
-        if not is_right(line.get(name)):
+    for name, form in forms.items():
+        if not (_fits(line.get(name), form) or (name in OPTIONAL and line.get(name) is None)):
             raise ValueError(f"{name} is {line.get(name)!r}")
 
 
-def _is_count(x: Any) -> bool:
-    return type(x) is int and 1 <= x <= MOST
+def _fits(x: Any, form: Any) -> bool:
+    """Return whether a JSON value has a form.
 
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, float) or (isinstance(x, int) and abs(x) <= MOST)
-
-
-def _is_finite(x: Any) -> bool:
-    return _is_number(x) and math.isfinite(x)
-
-
-def _is_text(x: Any) -> bool:
-    return isinstance(x, str)
+    Args:
+        x: the value.
+        form: [of all items], (of each item), {"": of all values}, a range, a set of words, a type, or a function.
+    """
+    if isinstance(form, list):
+        return isinstance(x, list) and all(_fits(item, form[0]) for item in x)
+    if isinstance(form, tuple):
+        return isinstance(x, list) and len(x) == len(form) and all(map(_fits, x, form))
+    if isinstance(form, dict):
+        return isinstance(x, dict) and all(_fits(item, form[""]) for item in x.values())
+    if isinstance(form, range | set):  # a range is searched one by one for anything but an integer
+        return type(x) is (int if isinstance(form, range) else str) and x in form
+    return type(x) is form if isinstance(form, type) else bool(form(x))
 
 
 def _is_shape(x: Any) -> bool:
-    return _are(lambda size: type(size) is int and 0 <= size <= MOST)(x) and len(x) <= MOST_AXES
+    return _fits(x, [range(MOST)]) and len(x) <= MOST_AXES and math.prod(x) <= MOST_ELEMENTS
 
 
-def _are(is_right: Check) -> Check:
-    return lambda items: isinstance(items, list) and all(map(is_right, items))
-
-
-def _maps_to(is_right: Check) -> Check:
-    return lambda table: isinstance(table, dict) and all(map(is_right, table.values()))
-
-
-def _maybe(is_right: Check) -> Check:
-    return lambda x: x is None or is_right(x)
-
-
-def _is_tensor(x: Any) -> bool:
-    if not (isinstance(x, list) and len(x) == 3 and _is_shape(x[0]) and math.prod(x[0]) <= MOST_ELEMENTS):
-        return False
-    return isinstance(x[1], str) and x[2] in ("parameter", "buffer")
-
-
-def _is_entry(x: Any) -> bool:
-    return isinstance(x, list) and len(x) == 2 and _is_shape(x[0]) and len(x[0]) > 0 and isinstance(x[1], str)
-
-
-def _is_module(x: Any) -> bool:
-    return isinstance(x, list) and len(x) == 2 and isinstance(x[0], str) and _maps_to(_is_finite)(x[1])
+def _is_finite(x: Any) -> bool:
+    return isinstance(x, int | float) and math.isfinite(x)
 
 
 def _is_group(x: Any) -> bool:
-    if not (isinstance(x, dict) and _are(_is_text)(x.get("names")) and _is_finite(x.get("lr"))):
-        return False
-    return all(name == "names" or _is_finite(value) or _are(_is_finite)(value) for name, value in x.items())
+    options = {**x, "names": []}
+    are_right = _fits(options, {"": lambda value: _is_finite(value) or _fits(value, [_is_finite])})
+    return are_right and _is_finite(x.get("lr")) and _fits(x.get("names"), [str])
 
 
-HEADER: dict[str, Check] = {
-    "side": lambda x: x in ("torch", "jax"),
-    **dict.fromkeys(("world_size", "replicas", "limit"), _is_count),
-    "tensors": _maps_to(_is_tensor),
+HEADER = {
+    "side": {"torch", "jax"},
+    **dict.fromkeys(("world_size", "replicas", "limit"), range(1, MOST)),
+    "tensors": {"": (_is_shape, str, {"parameter", "buffer"})},
 }
-OF_TORCH: dict[str, Check] = {"optimizer": _is_text, "tied": _maps_to(_is_text), "modules": _maps_to(_is_module)}
-STEP: dict[str, Check] = {
-    **dict.fromkeys(("step", "micro_batches"), _is_count),
-    "loss": _is_number,
-    "entries": _maps_to(_is_entry),
-    "kinked": _maybe(_are(_is_text)),
-    "hyperparameters": _maybe(_maps_to(_is_finite)),
-    "lr": _maybe(_is_finite),
-    **dict.fromkeys(("update", "autocast"), _maybe(_is_text)),
+OF_TORCH = {"optimizer": str, "tied": {"": str}, "modules": {"": (str, {"": _is_finite})}}
+STEP = {
+    **dict.fromkeys(("step", "micro_batches"), range(1, MOST)),
+    "loss": float,
+    "entries": {"": (lambda x: _is_shape(x) and x, str)},
+    "kinked": [str],
+    "hyperparameters": {"": _is_finite},
+    "lr": _is_finite,
+    **dict.fromkeys(("update", "autocast"), str),
 }
-GROUPS: dict[str, Check] = {"groups": lambda x: bool(x) and _are(_is_group)(x)}
+OPTIONAL = ("kinked", "hyperparameters", "lr", "update", "autocast")
+GROUPS = {"groups": lambda x: bool(x) and _fits(x, [_is_group])}

@@ -74,7 +74,7 @@ class Recording:
             lacking = [part.folder.name for part in parts if self.left_out[0] not in part.lines]
             raise InputError(f"{folder}: damaged: {listed(lacking, joint=', ')} lacks step {self.left_out[0]}")
         ends = [*self.left_out, *(part.unfinished for part in parts if part.unfinished is not None)]
-        self.unfinished = min(ends, default=None)
+        self.unfinished: int | None = min(ends, default=None)
         self.steps = {number: RecordedStep(number, parts) for number in sorted(common)}
 
     def _read(self) -> list[Part]:

@@ -145,8 +145,14 @@ def test_recordings_without_a_common_step_and_two_of_torch_are_refused(runs: Pat
 
 
 def cut_line(path: Path) -> None:
+    step_with(path, 2, step=7, file="000007.safetensors")
     lines = (path / LINES).read_text()
     (path / LINES).write_text(lines[:-9])
+
+
+def cut_number(path: Path) -> None:
+    lines = (path / LINES).read_text()
+    (path / LINES).write_text(lines[: lines.rindex('"step": 2') + 5])
 
 
 def cut_end(path: Path) -> None:
@@ -154,14 +160,10 @@ def cut_end(path: Path) -> None:
     (path / LINES).write_text(lines[:-1])
 
 
-def step_without_line(path: Path) -> None:
-    (path / "rank0/000007.safetensors").write_bytes(b"half of its arr")
-
-
 @pytest.mark.parametrize(
     ("kill", "steps", "unfinished"),
-    [(lambda path: None, [1, 2], None), (cut_line, [1], 2), (cut_end, [1, 2], None), (step_without_line, [1, 2], 7)],
-    ids=["nothing", "within a line", "before the end of a line", "within the arrays"],
+    [(lambda path: None, [1, 2], None), (cut_line, [1], 7), (cut_number, [1], 2), (cut_end, [1, 2], None)],
+    ids=["nothing", "within a line", "within its number", "before its end"],
 )
 def test_a_recording_says_within_which_step_it_ends(
     kill: Callable[[Path], None], steps: list[int], unfinished: int | None, runs: Path, tmp_path: Path
