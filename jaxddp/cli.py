@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from jaxddp.config import TrainerConfig
 from jaxddp.config.ulimits import ulimits
-from jaxddp.errors import BAD_INPUT, INTERRUPTED, InputError, TrainingError, exit_code, tells_of_memory
+from jaxddp.errors import BAD_INPUT, INTERRUPTED, InputError, TrainingError, exit_code, not_installed, tells_of_memory
 from jaxddp.flags import parse_plain, value_of
 from jaxddp.program import Program, built_in, check_flags, default_config, load_program
 from jaxddp.scripts import refuse_exits
@@ -109,6 +109,11 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
             traceback.print_exc()
         _tell(f"error: {on_one_line(str(error))}")
         raise SystemExit(exit_code(error)) from error
+    except ModuleNotFoundError as error:
+        if show_traceback or not not_installed(error):
+            raise
+        _tell(f"error: {not_installed(error)}")
+        raise SystemExit(BAD_INPUT) from error
     except (MemoryError, RuntimeError) as error:
         if show_traceback or not tells_of_memory(error):
             raise

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, not_installed
 
 PACKAGES = Path(__file__).resolve().parent
 NOT_USERS = (PACKAGES, PACKAGES.parent / "torch_ref", *(Path(path).resolve() for path in (sys.prefix, sys.base_prefix)))
@@ -96,7 +96,7 @@ def errors_located(path: str | Path) -> Iterator[None]:
         if file.is_relative_to(Path.cwd()):
             file = file.relative_to(Path.cwd())
         where = f"{file}: " if line is None else f"{file}: line {line}: "
-        raise InputError(f"{where}{type(error).__name__}: {_first_line(error)}") from error
+        raise InputError(f"{where}{not_installed(error) or f'{type(error).__name__}: {_first_line(error)}'}") from error
 
 
 def _place(error: BaseException | None, script: Path) -> tuple[Path, int] | None:

@@ -7,15 +7,21 @@ torchrun --nproc-per-node 4 -m torch_ref.train --model mlp --output runs/mlp
 import contextlib
 import copy
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
 from jaxddp import cli
 from jaxddp.config.ulimits import LEAST_FOR_TORCH, check_address_space
+from torch_ref.config import TorchTrainerConfig
 
 if __name__ == "__main__":
+    PROG = "python -m torch_ref.train"
     with cli.one_line_errors(show_traceback=False):
         check_address_space(LEAST_FOR_TORCH)  # before torch is imported
+        if not {*cli.HELP}.isdisjoint(sys.argv):
+            cli.program_and_flags(sys.argv[1:], TorchTrainerConfig, PROG)  # prints the help, and exits
+        import torch
 
 import torch
 import torch.distributed
@@ -36,7 +42,6 @@ from torch_ref import optim
 from torch_ref.amp import autocast, grad_scaler
 from torch_ref.checkpoint import CHECKPOINT_FILE, checkpoint_size, load_checkpoint
 from torch_ref.comm_hooks import register
-from torch_ref.config import TorchTrainerConfig
 from torch_ref.data_parallel import WithLoss, wrap
 from torch_ref.devices import check_devices, num_replicas
 from torch_ref.distributed import World
@@ -259,4 +264,4 @@ def _check_batch_norm(config: TorchTrainerConfig, loader: Loader, module: nn.Mod
 
 
 if __name__ == "__main__":
-    cli.run(lambda config, _: main(config), TorchTrainerConfig, "python -m torch_ref.train")
+    cli.run(lambda config, _: main(config), TorchTrainerConfig, PROG)
