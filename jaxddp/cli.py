@@ -107,7 +107,8 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
     except (InputError, TrainingError) as error:
         if show_traceback:
             traceback.print_exc()
-        _tell(f"error: {on_one_line(str(error))}")
+        frames = error.frames if isinstance(error, InputError) else ()
+        _tell("\n  ".join([f"error: {on_one_line(str(error))}", *map(on_one_line, frames)]))
         raise SystemExit(exit_code(error)) from error
     except ModuleNotFoundError as error:
         if show_traceback or not not_installed(error):

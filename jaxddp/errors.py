@@ -18,7 +18,15 @@ class InputError(ValueError):
     """Bad input. The message names the flag or tensor, its value, and what would be right.
 
     The command line prints the message as one line and exits with code 2; library users can catch a `ValueError`.
+
+    Args:
+        message: one line.
+        frames: the user's lines of code through which it was raised, the innermost last.
     """
+
+    def __init__(self, message: str = "", frames: tuple[str, ...] = ()):
+        super().__init__(message)
+        self.frames = frames
 
 
 class TrainingError(RuntimeError):

@@ -33,6 +33,7 @@ from jaxddp.data.run_data import RunData, load_data
 from jaxddp.data.sampler import shard_table
 from jaxddp.errors import InputError, MovedError, NotFiniteError, TrainingError
 from jaxddp.program import Program
+from jaxddp.scripts import errors_located
 from jaxddp.tracking.kept_program import program_changes
 from jaxddp.tracking.resumed import check_not_done, check_same_epochs, check_same_run
 from jaxddp.tracking.run_folder import check_same_data, claim_output
@@ -87,7 +88,9 @@ def train(world: World, config: TorchTrainerConfig) -> None:
     """
     first = world.rank == 0
     with contextlib.ExitStack() as resources:
-        resources.enter_context(program_of(config).naming())
+        program = program_of(config)
+        resources.enter_context(program.naming())
+        resources.enter_context(errors_located(program.path or "", only_users=True))
         run = build(world, config)
         notes, changes = open_output(run, resources)
         log = resources.enter_context(

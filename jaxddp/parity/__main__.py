@@ -103,20 +103,21 @@ class CheckOptions:
                 check_file(path)
 
 
-def main(options: CheckOptions, flags: Sequence[str] = ()) -> int:
+def main(options: CheckOptions, flags: Sequence[str] = (), show_traceback: bool = False) -> int:
     """Check, print and write the reports; return the exit code.
 
     Args:
         flags: those of a run file, see `jaxddp.parity.check`.
+        show_traceback: print the traceback of each error of a port.
     """
     start_imports()  # they take as long as this process's
     stop = Stop(options.limit)
     with stop.listening(signal.SIGINT, signal.SIGTERM):
         import_quickly("jaxddp.parity.checking")
-        return _main(options, flags, stop)
+        return _main(options, flags, show_traceback, stop)
 
 
-def _main(options: CheckOptions, flags: Sequence[str], stop: Stop) -> int:
+def _main(options: CheckOptions, flags: Sequence[str], show_traceback: bool, stop: Stop) -> int:
     if options.port is None:
         reports = _check_builtin(options, stop)
     else:
@@ -129,6 +130,9 @@ def _main(options: CheckOptions, flags: Sequence[str], stop: Stop) -> int:
             else:
                 reports = [_check_port(options, flags, stop)]
                 print(f"\n{reports[0]}")
+    if show_traceback:
+        for problem in (problem for report in reports for problem in report.problems if problem.trace):
+            print(f"\n{problem.side}: {problem.where}: {problem.trace}", file=sys.stderr)
     if options.patch is not None and options.port is not None:
         _write_patch(options.patch, options.port, reports[0])
     if options.json is not None:
@@ -248,7 +252,7 @@ def run(argv: Sequence[str]) -> None:
             words = [word for word in argv if word != "--traceback"]
             if words[:1] == [recordings.WORD]:
                 sys.exit(recordings.main(words[1:]))
-            sys.exit(main(*parse(words)))
+            sys.exit(main(*parse(words), show_traceback))
     except Exception:
         traceback.print_exc()
         sys.exit(EXIT_CODES["incomplete"])

@@ -72,7 +72,7 @@ class Child:
     Args:
         name: name in messages ("torch rank 1").
         target: called in the process with `args` and a connection, on which it answers each job by any number of
-            ("at", (where, time)), see `telling`, and one ("done", answer) or ("failed", (message, traceback)).
+            ("at", (where, time)), see `telling`, and one ("done", answer) or ("failed", (message, traceback, frames)).
         args: first arguments of `target`.
 
     Attributes:
@@ -139,11 +139,12 @@ class ChildError(TrainingError):
         where: activity of the child.
         what: the error, in one line.
         trace: traceback; "" if the child did not raise.
+        frames: lines of the user's code, see `InputError`.
     """
 
-    def __init__(self, child: str, where: str, what: str, trace: str = ""):
+    def __init__(self, child: str, where: str, what: str, trace: str = "", frames: tuple[str, ...] = ()):
         super().__init__(f"{child}: {where}: {what}")
-        self.child, self.where, self.what, self.trace = child, where, what, trace
+        self.child, self.where, self.what, self.trace, self.frames = child, where, what, trace, frames
 
 
 def answers(children: Sequence[Child], timeout: float, watch: Watch = lambda children: None) -> list[Any]:
@@ -214,7 +215,7 @@ def reported(connection: Connection, origin: str) -> Iterator[None]:
             yield
     except BaseException as error:  # a port may raise KeyboardInterrupt; Ctrl-C is left to the parent
         what = str(error) or type(error).__name__
-        connection.send(("failed", (what, traceback.format_exc())))
+        connection.send(("failed", (what, traceback.format_exc(), getattr(error, "frames", ()))))
     finally:
         give_back_memory()
 

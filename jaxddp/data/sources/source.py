@@ -12,6 +12,7 @@ from jaxddp.data.batches import NONE, copied, example_arrays, to_arrays, widened
 from jaxddp.data.sources.arrays import ArrayData, Arrays, Gathered
 from jaxddp.data.sources.digests import example_digest
 from jaxddp.errors import InputError
+from jaxddp.scripts import users_frames
 
 Augment = Callable[[Any, np.random.Generator], Any]
 """(example, random numbers of its own) -> example."""
@@ -145,7 +146,7 @@ class Source:
         if isinstance(error, InputError):
             return error
         text = (str(error).strip().splitlines() or ["without a message"])[0]
-        return InputError(f"{self.where}: {where}: {type(error).__name__}: {text}")
+        return InputError(f"{self.where}: {where}: {type(error).__name__}: {text}", users_frames(error))
 
     def _put_together(self, examples: list[Any], indices: NDArray[np.int64]) -> Arrays:
         if self.collate is None:

@@ -11,7 +11,7 @@ from typing import Any
 from jaxddp.errors import InputError, shortened
 from jaxddp.parity.report.report import Report
 
-FORMAT = "jaxddp.parity report 4"
+FORMAT = "jaxddp.parity report 5"
 NOT_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no form for these
 
 

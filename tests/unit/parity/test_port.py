@@ -17,6 +17,7 @@ from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
 from jaxddp.parity.port import Port, errors_located, load_port
 from jaxddp.parity.torch_side.side import to_batch
+from jaxddp.scripts import run_file
 
 FILE = """
 import numpy as np
@@ -261,14 +262,16 @@ def test_an_error_that_a_library_turns_into_another_is_told_with_the_users_line(
     path = write(tmp_path, f"{FILE}\ndef flax_model(): return 1 / 0\n")
     loaded = load_port(path)
 
-    def library() -> None:
-        try:
-            loaded.flax_model()
-        except ZeroDivisionError as error:
-            raise RuntimeError("cannot build") from error
-
+    library = tmp_path / "site-packages" / "library.py"
+    library.parent.mkdir()
+    library.write_text(
+        "def build(make):\n"
+        "    try: make()\n"
+        "    except ZeroDivisionError as error: raise RuntimeError('cannot build') from error\n"
+    )
+    build = run_file(library).build
     with pytest.raises(InputError, match=r"mine\.py: line 13: RuntimeError: cannot build$"), errors_located(path):
-        library()
+        build(loaded.flax_model)
 
 
 def test_lines_of_installed_packages_in_the_ports_folder_are_not_the_users(
