@@ -18,6 +18,7 @@ from jaxddp import cli
 from jaxddp.errors import InputError, check_name
 from jaxddp.files import check_file, write_atomically
 from jaxddp.flags import parse_known, parse_plain
+from jaxddp.parity.findings import Problem
 from jaxddp.parity.port.loading import check_flags_of_port
 from jaxddp.parity.port.names_block import with_names
 from jaxddp.parity.processes import import_quickly, start_imports
@@ -118,11 +119,14 @@ def main(options: CheckOptions, flags: Sequence[str] = (), show_traceback: bool 
 
 
 def _main(options: CheckOptions, flags: Sequence[str], show_traceback: bool, stop: Stop) -> int:
+    unusable: list[Problem] = []
     if options.port is None:
         reports = _check_builtin(options, stop)
     else:
         reports = [_check_port(options, flags, stop)]
-        print(reports[0])
+        unusable = [problem for problem in reports[0].problems if (problem.side, problem.where) == ("port", "file")]
+        if not unusable:
+            print(reports[0])
         if options.write_names and (reports[0].names or reports[0].no_twin) and not stop.why:
             _write_names(options.port, reports[0])
             if any(problem.where == "draws" for problem in reports[0].problems):
@@ -142,6 +146,8 @@ def _main(options: CheckOptions, flags: Sequence[str], show_traceback: bool, sto
     if options.report is not None:
         write_atomically(options.report, to_html(reports[0]).encode())
         print(f"report: {options.report}")
+    if unusable:
+        raise InputError(unusable[0].message, unusable[0].frames)
     verdicts = {report.verdict for report in reports}
     return next(EXIT_CODES[verdict] for verdict in ("different", "incomplete", "equal") if verdict in verdicts)
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from jaxddp.errors import TrainingError
 from jaxddp.parity.family import keep_family, kill_family, kill_group
-from jaxddp.parity.port import errors_located
+from jaxddp.parity.port import FileError, errors_located
 
 Tell = Callable[[str], None]  # reports to the parent what a child is doing
 Watch = Callable[[Sequence["Child"]], None]  # is called while children work; may raise
@@ -72,14 +72,15 @@ class Child:
     Args:
         name: name in messages ("torch rank 1").
         target: called in the process with `args` and a connection, on which it answers each job by any number of
-            ("at", (where, time)), see `telling`, and one ("done", answer) or ("failed", (message, traceback, frames)).
+            ("at", (where, time)), see `telling`, and one ("done", answer) or ("failed", (message, traceback, ...)), see
+            `ChildError`.
         args: first arguments of `target`.
 
     Attributes:
         name: name in messages.
         where: last reported activity.
         heard: time of the last message, or of the last job if there is none yet, by `time.monotonic`.
-        reply: ("done", answer) or ("failed", (message, traceback, frames)) of the last job; None: it is at work.
+        reply: ("done", answer) or ("failed", (message, traceback, ...)) of the last job; None: it is at work.
         connection: the parent's end of the pipe.
     """
 
@@ -161,11 +162,21 @@ class ChildError(TrainingError):
         what: the error, in one line.
         trace: traceback; "" if the child did not raise.
         frames: lines of the user's code, see `InputError`.
+        of_file: whether the port's file cannot be loaded.
     """
 
-    def __init__(self, child: str, where: str, what: str, trace: str = "", frames: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        child: str,
+        where: str,
+        what: str,
+        trace: str = "",
+        frames: tuple[str, ...] = (),
+        of_file: bool = False,
+    ):
         super().__init__(f"{child}: {where}: {what}")
         self.child, self.where, self.what, self.trace, self.frames = child, where, what, trace, frames
+        self.of_file = of_file
 
 
 def answers(children: Sequence[Child], timeout: float, watch: Watch = lambda children: None) -> list[Any]:
@@ -226,7 +237,8 @@ def reported(connection: Connection, origin: str) -> Iterator[None]:
             yield
     except BaseException as error:  # a port may raise KeyboardInterrupt; Ctrl-C is left to the parent
         what = str(error) or type(error).__name__
-        connection.send(("failed", (what, traceback.format_exc(), getattr(error, "frames", ()))))
+        frames = getattr(error, "frames", ())
+        connection.send(("failed", (what, traceback.format_exc(), frames, isinstance(error, FileError))))
     finally:
         give_back_memory()
 

@@ -84,9 +84,10 @@ class Progress:
         at_work = {worker.name.partition(" ")[0] for worker in workers if worker.reply is None}
         for worker in workers if self._stage in (DRAW, *RUNS) else ():
             others = at_work - {worker.name.partition(" ")[0]}
-            if others and worker.failure is not None and worker.failure.what not in self._said:
-                self.say(f"{worker.failure}; {others.pop()} goes on")
-                self._said.add(worker.failure.what)
+            error = worker.failure
+            if others and error is not None and not error.of_file and error.what not in self._said:
+                self.say(f"{error}; {others.pop()} goes on")
+                self._said.add(error.what)
         if self._records:
             self._counts = {side: len(of_side) for side, of_side in self._records.items()}
             if not self._first[1] and min(self._counts.values()):  # each side has compiled its first step

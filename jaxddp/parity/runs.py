@@ -139,7 +139,7 @@ class Runs:
         with self._beside(FindTwins(self.case)) as answers, self._noting("torch"):
             ((self.start, self.facts, of_torch),) = self._workers.torch.do(draw)
         if not self.start:  # jax has failed for the same reason, or may do better without it
-            self.problems = [problem for problem in self.problems if problem.side == "torch"]
+            self.problems = [problem for problem in self.problems if problem.side != "jax"]
         self.case = replace(self.case, casts=self.facts.casts)
         for found in answers:
             self.names, self.no_twin = found.names, found.no_twin
@@ -210,6 +210,7 @@ class Runs:
         except ChildError as error:
             self._workers.end_after(error)
             where = error.where if error.child == side else f"{error.child}, {error.where}"
+            side, where = ("port", "file") if error.of_file else (side, where)
             if (side, error.what) not in {(problem.side, problem.message) for problem in self.problems}:
                 told = Problem(side, where, error.what, frames=error.frames, trace=error.trace)
                 self.problems.append(told)

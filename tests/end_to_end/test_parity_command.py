@@ -262,3 +262,14 @@ def test_an_error_of_a_port_is_printed_with_the_users_frames_and_with_traceback_
         assert printed.out.count(f'port.py:{line}, wrong: raise ValueError("no such loss")\n') == 2
         assert printed.err.count("Traceback (most recent call last)") == (4 if flags else 0)
         assert ("jaxddp/parity/torch_side/rank.py" in printed.err) == bool(flags)
+
+
+def test_missing_names_are_listed_all_at_once_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port, page = tmp_path / "port.py", tmp_path / "page.html"
+    port.write_text("def torch_model(): ...\ndef flax_batch(step, rank): ...\n")
+    assert exit_code(port, *FEW, "--report", page) == 2
+    printed = capsys.readouterr()
+    (line,) = (line for line in printed.err.splitlines() if "  ·  " not in line)  # progress, each 30 s
+    names = "flax_model, torch_loss, flax_loss, torch_batch, optimizer (or torch_optimizer and flax_optimizer)"
+    assert line == f"error: {port}: has no {names}"
+    assert printed.out == f"report: {page}\n" and "has no flax_model" in page.read_text()

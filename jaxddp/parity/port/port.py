@@ -55,6 +55,26 @@ class Facts:
     unchecked: tuple[str, ...] = ()
 
 
+def missing_names(given: Collection[str]) -> list[str]:
+    """Return the names that a port needs beside those that it gives.
+
+    >>> missing_names({"torch_model", "torch_loss", "torch_optimizer"})
+    ['flax_model', 'flax_loss', 'batch (or torch_batch and flax_batch)', 'flax_optimizer']
+    """
+    needed = ["torch_model", "flax_model"]
+    if "torch_step" in given:
+        needed += ["flax_step", "configure_optimizers", "flax_optimizer"]
+    else:
+        needed += ["torch_loss", "flax_loss"]
+    for name in ("batch", *(["optimizer"] if "torch_step" not in given else [])):
+        pair = [f"torch_{name}", f"flax_{name}"]
+        if name == "optimizer" and "configure_optimizers" in given:
+            pair[0] = "configure_optimizers"
+        if name not in given:
+            needed += pair if {*pair} & {*given} else [f"{name} (or torch_{name} and flax_{name})"]
+    return [name for name in needed if name not in given]
+
+
 def _absent(*_: Any) -> Any:
     """Stand in for a missing loss."""
     raise InputError("a port with a torch_step has no losses")

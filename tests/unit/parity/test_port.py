@@ -95,10 +95,15 @@ def test_the_schedule_of_a_run_file_spans_the_run(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (("def torch_model", "def model"), "has no torch_model"),
+        (("def flax_loss", "def torch_batch"), "has no flax_loss"),
+        (
+            ("def ", "def _"),
+            "has no torch_model, flax_model, torch_loss, flax_loss, batch (or torch_batch and flax_batch)",
+        ),
         (('optimizer = "adam"', 'optimizer = "adm"'), "optimizer adm: unknown; did you mean adam?"),
         (
             ('optimizer = "adam"', ""),
-            "optimizer: give either one for both sides, or torch_optimizer and flax_optimizer",
+            "has no optimizer (or torch_optimizer and flax_optimizer)",
         ),
         (("def flax_loss(model, batch): return 1.0", "flax_loss = 1.0"), "flax_loss: must be a function, and is float"),
         (("import SIZE", "import WIDTH"), "line 3: ImportError: cannot import name 'WIDTH'"),
