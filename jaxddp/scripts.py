@@ -105,9 +105,9 @@ def errors_located(path: str | Path, only_users: bool = False) -> Iterator[None]
         if only_users and not _is_users(error, script):
             raise
         frames = [frame for raised in _users_frames(error, script) for frame in reversed(raised)]
-        places = [(users_file(frame.filename, script), frame.lineno) for frame in frames]
-        file, line = next((place for place in places if place[0] is not None), (script, None))
-        place = f"{_short(file)}" + (f": line {line}" if line else "")
+        places = ((file, f.lineno) for f in frames if (file := users_file(f.filename, script)) is not None)
+        file, line = next(places, (script, None))
+        place = f"{_short(file)}{'' if line is None else f': line {line}'}"
         message = not_installed(error) or f"{type(error).__name__}: {_first_line(error)}"
         raise InputError(f"{place}: {message}", users_frames(error, script)) from error
 

@@ -31,6 +31,7 @@ from jaxddp.parity.family import keep_family, kill_family, kill_group
 from jaxddp.parity.port import FileError, errors_located
 
 Tell = Callable[[str], None]  # reports to the parent what a child is doing
+Frames = tuple[str, ...]
 Watch = Callable[[Sequence["Child"]], None]  # is called while children work; may raise
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 MUCH = 2**20  # KiB of memory from which a process gives back what a job has used
@@ -72,15 +73,14 @@ class Child:
     Args:
         name: name in messages ("torch rank 1").
         target: called in the process with `args` and a connection, on which it answers each job by any number of
-            ("at", (where, time)), see `telling`, and one ("done", answer) or ("failed", (message, traceback, ...)), see
-            `ChildError`.
+            ("at", (where, time)), see `telling`, and one ("done", answer) or ("failed", what `ChildError` has of it).
         args: first arguments of `target`.
 
     Attributes:
         name: name in messages.
         where: last reported activity.
         heard: time of the last message, or of the last job if there is none yet, by `time.monotonic`.
-        reply: ("done", answer) or ("failed", (message, traceback, ...)) of the last job; None: it is at work.
+        reply: the answer to the last job, as sent; None: it is at work.
         connection: the parent's end of the pipe.
     """
 
@@ -165,18 +165,10 @@ class ChildError(TrainingError):
         of_file: whether the port's file cannot be loaded.
     """
 
-    def __init__(
-        self,
-        child: str,
-        where: str,
-        what: str,
-        trace: str = "",
-        frames: tuple[str, ...] = (),
-        of_file: bool = False,
-    ):
+    def __init__(self, child: str, where: str, what: str, trace: str = "", frames: Frames = (), of_file: bool = False):
         super().__init__(f"{child}: {where}: {what}")
-        self.child, self.where, self.what, self.trace, self.frames = child, where, what, trace, frames
-        self.of_file = of_file
+        self.child, self.where, self.what, self.trace = child, where, what, trace
+        self.frames, self.of_file = frames, of_file
 
 
 def answers(children: Sequence[Child], timeout: float, watch: Watch = lambda children: None) -> list[Any]:

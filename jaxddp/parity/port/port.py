@@ -61,18 +61,14 @@ def missing_names(given: Collection[str]) -> list[str]:
     >>> missing_names({"torch_model", "torch_loss", "torch_optimizer"})
     ['flax_model', 'flax_loss', 'batch (or torch_batch and flax_batch)', 'flax_optimizer']
     """
-    needed = ["torch_model", "flax_model"]
-    if "torch_step" in given:
-        needed += ["flax_step", "configure_optimizers", "flax_optimizer"]
-    else:
-        needed += ["torch_loss", "flax_loss"]
-    for name in ("batch", *(["optimizer"] if "torch_step" not in given else [])):
+    names = {*given, *(["torch_optimizer"] if "configure_optimizers" in given else [])}
+    own_step = "torch_step" in names
+    of_step = ["flax_step", "configure_optimizers", "flax_optimizer"] if own_step else ["torch_loss", "flax_loss"]
+    needed = ["torch_model", "flax_model", *of_step]
+    for name in sorted({"batch", *([] if own_step else ["optimizer"])} - names):
         pair = [f"torch_{name}", f"flax_{name}"]
-        if name == "optimizer" and "configure_optimizers" in given:
-            pair[0] = "configure_optimizers"
-        if name not in given:
-            needed += pair if {*pair} & {*given} else [f"{name} (or torch_{name} and flax_{name})"]
-    return [name for name in needed if name not in given]
+        needed += pair if names & {*pair} else [f"{name} (or {' and '.join(pair)})"]
+    return [name for name in needed if name not in names]
 
 
 def _absent(*_: Any) -> Any:
