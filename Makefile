@@ -1,6 +1,7 @@
 # make train    train on the handwritten digits          make train ARGS="--model convnet --devices 4"
 # make test     prove that jaxddp and PyTorch DDP agree  make test ARGS="tests/unit/data/test_sampler.py"
 # make test-all and everything that takes longer
+# make test-without-torch what each command says in an environment without torch
 # make lint     ruff and the types
 # make bench    speed beside torch DDP and other JAX     make bench ARGS="--workloads mlp --replicas 2"
 # make gpu      all that takes a GPU, in 40 minutes      make gpu SMOKE=1   (tiny, on CPU devices)
@@ -36,7 +37,7 @@ endef
 OLD_PROCESSOR := $(addprefix tests/equivalence/test_,matrix.py comm_hooks.py amp.py anomaly.py) \
 	$(addprefix tests/unit/,comm_hooks data nn optim) jaxddp/nn jaxddp/optim jaxddp/comm_hooks jaxddp/data
 
-.PHONY: train test test-all test-third test-old-processor lint bench gpu docs clean
+.PHONY: train test test-all test-third test-old-processor test-without-torch lint bench gpu docs clean
 
 train: .venv/installed-train
 	$(BIN)/python -m jaxddp.train $(ARGS)
@@ -61,6 +62,10 @@ test-third: .venv/installed-test .venv/cuda-plugin
 # What depends on the processor, as older ones without AVX2 would compute it.
 test-old-processor: .venv/installed-test
 	XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest $(OLD_PROCESSOR)
+
+# Where `pip install -e .` alone was run: training in JAX works, and all else says in a line what to install.
+test-without-torch: .venv/installed-test .venv/without-torch/installed
+	$(BIN)/python -m pytest -m "not gpu" -k absent tests/end_to_end/test_without_torch.py
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -91,6 +96,11 @@ clean:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ \
 		$$($(BIN)/python -c 'from jaxlib.version import __version__ as v; \
 		print(f"jax-cuda12-plugin=={v} jax-cuda12-pjrt=={v}")')
+	@touch $@
+
+.venv/without-torch/installed: pyproject.toml | .venv/bin/python
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
 # What was installed is written down in a file per set of extras, so that the next call skips it.

@@ -15,7 +15,17 @@ from typing import Any, TypeVar
 
 from jaxddp.config import TrainerConfig
 from jaxddp.config.ulimits import ulimits
-from jaxddp.errors import BAD_INPUT, INTERRUPTED, InputError, TrainingError, exit_code, reason, tell, tells_of_memory
+from jaxddp.errors import (
+    BAD_INPUT,
+    INTERRUPTED,
+    InputError,
+    TrainingError,
+    exit_code,
+    not_installed,
+    reason,
+    tell,
+    tells_of_memory,
+)
 from jaxddp.flags import parse_plain, value_of
 from jaxddp.program import Program, built_in, check_flags, default_config, load_program
 from jaxddp.scripts import file_of_module, refuse_exits
@@ -110,8 +120,14 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
     except (InputError, TrainingError) as error:
         if show_traceback:
             traceback.print_exc()
-        tell(f"error: {error}")
+        for line in (f"error: {error}", *(f"  {frame}" for frame in getattr(error, "frames", ()))):
+            tell(line)
         raise SystemExit(exit_code(error)) from error
+    except ModuleNotFoundError as error:
+        if show_traceback or not not_installed(error):
+            raise
+        tell(f"error: {not_installed(error)}")
+        raise SystemExit(BAD_INPUT) from error
     except (MemoryError, RuntimeError) as error:
         if show_traceback or not tells_of_memory(error):
             raise

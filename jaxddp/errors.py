@@ -11,6 +11,12 @@ from typing import Any
 BAD_INPUT, LOST, INTERRUPTED = 2, 69, 130  # exit codes; 69 is EX_UNAVAILABLE of sysexits.h
 LONGEST = 10_000  # characters of an error's message or a printed line
 PATIENCE = 30.0  # seconds after which a wait is told, again and again
+# Packages that are imported only where they are needed -> what installs them.
+INSTALLED_BY = {
+    **{name: f"jaxddp[{name}]" for name in ("torch", "wandb", "mlflow")},
+    **dict.fromkeys(("transformers", "tokenizers", "pyarrow", "equinox"), "jaxddp[examples]"),
+    **{"matplotlib": "matplotlib", "PIL": "pillow", "ray": "ray[train]"},
+}
 OUT_OF_MEMORY = ("resource_exhausted", "can't allocate memory", "out of memory", "can't start new thread")
 
 
@@ -28,7 +34,15 @@ class InputError(_OneLineError, ValueError):
 
     >>> print(InputError("--model a\\nb: unknown"))
     --model a\\nb: unknown
+
+    Args:
+        message: one line.
+        frames: the user's lines of code through which it was raised, the innermost last.
     """
+
+    def __init__(self, message: str = "", frames: tuple[str, ...] = ()):
+        super().__init__(message)
+        self.frames = frames
 
 
 class TrainingError(_OneLineError, RuntimeError):
@@ -84,6 +98,16 @@ def tells_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(words in message for words in OUT_OF_MEMORY)
     )
+
+
+def not_installed(error: BaseException) -> str:
+    """Return how to install the optional package that an import lacks; "" for any other error.
+
+    >>> not_installed(ModuleNotFoundError(name="torch")), not_installed(ModuleNotFoundError(name="torch.typo"))
+    ('torch is not installed: pip install "jaxddp[torch]"', '')
+    """
+    package = error.name if isinstance(error, ModuleNotFoundError) else None
+    return f'{package} is not installed: pip install "{INSTALLED_BY[package]}"' if package in INSTALLED_BY else ""
 
 
 def check_name(flag: str, name: str, known: Iterable[str]) -> None:

@@ -4,18 +4,23 @@ import contextlib
 import importlib.util
 import os
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from jaxddp.errors import PATIENCE, InputError, described, telling
+from jaxddp.errors import PATIENCE, InputError, TrainingError, described, not_installed, shortened, telling
 
-PACKAGES = Path(__file__).resolve().parent
-NOT_USERS = (PACKAGES, PACKAGES.parent / "torch_ref", *(Path(path).resolve() for path in (sys.prefix, sys.base_prefix)))
-
+OWN = [Path(__file__).resolve().parent, Path(__file__).resolve().parents[1] / "torch_ref"]
+# Python's own folders, and a virtual environment's; not all of /usr, where containers have a user's files too.
+PYTHONS = [*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), f"{sys.prefix}/lib"]
+NOT_USERS = [*OWN, *(Path(path).resolve() for path in PYTHONS)]
+INSTALLED = {"site-packages", "dist-packages"}  # folders of packages, wherever they are
+MOST_FRAMES = 10  # in an error
 PREFIX = "run_"  # of the names of the modules that files become
 _FOLDERS: set[Path] = set()  # of the files that have run
 _RUNNING: set[tuple[int, Path]] = set()  # threads and the files whose top level they run
@@ -111,39 +116,62 @@ def _put_first(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def errors_located(path: str | Path) -> Iterator[None]:
+def errors_located(path: str | Path, only_users: bool = False) -> Iterator[None]:
     """Turn whatever the code of a user's file raises into one line with file, line number and message.
 
     The line is the innermost one of the file, or of a module in its folder.
 
+    Args:
+        path: the file.
+        only_users: let errors pass that arise in this project's code, or in a package that it calls.
+
     Raises:
-        InputError: in place of any other exception.
+        InputError: in place of any other exception; has the user's frames.
     """
     try:
         yield
     except (InputError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        file, line = _place(error, Path(path)) or (Path(path), None)
-        if file.is_relative_to(Path.cwd()):
-            file = file.relative_to(Path.cwd())
-        where = f"{file}: " if line is None else f"{file}: line {line}: "
-        raise InputError(f"{where}{described(error)}") from error
+        script = Path(path)
+        if only_users and not _is_users(error, script):
+            raise
+        frames = [frame for raised in _users_frames(error, script) for frame in reversed(raised)]
+        places = ((file, f.lineno) for f in frames if (file := users_file(f.filename, script)) is not None)
+        file, line = next(places, (script, None))
+        place = f"{_short(file)}{'' if line is None else f': line {line}'}"
+        message = not_installed(error) or described(error)
+        raise InputError(f"{place}: {message}", users_frames(error, script)) from error
 
 
-def _place(error: BaseException | None, script: Path) -> tuple[Path, int] | None:
-    """Return the user's file and line in which an error arose, or else its cause; None if no traceback shows one."""
+def users_frames(error: BaseException, script: Path = Path()) -> tuple[str, ...]:
+    """Return the lines of the user's code in an error's traceback, the innermost last, after those of its cause.
+
+    Args:
+        error: the error.
+        script: the user's file, even if it is in an installed package.
+    """
+    frames = [frame for raised in reversed([*_users_frames(error, script)]) for frame in raised]
+    words = [f"{_short(Path(f.filename), script)}:{f.lineno}, {f.name}: {shortened(f.line or '')}" for f in frames]
+    if len(words) > MOST_FRAMES:
+        words[MOST_FRAMES // 2 : -MOST_FRAMES // 2] = [f"... {len(words) - MOST_FRAMES} more ..."]
+    return tuple(words)
+
+
+def _users_frames(error: BaseException | None, script: Path) -> Iterator[list[traceback.FrameSummary]]:
+    """Yield the frames of the user's code in the traceback of an error, of its cause, and so on."""
     seen: set[int] = set()
-    while error is not None and script.is_file() and id(error) not in seen:
+    while error is not None and id(error) not in seen:
         seen.add(id(error))
-        frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-        if isinstance(error, SyntaxError):
-            frames.append((error.filename or "", error.lineno))
-        for filename, line in reversed(frames):
-            if line is not None and (file := users_file(filename, script)) is not None:
-                return file, line
+        yield [f for f in _frames(error) if users_file(f.filename, script) or is_of_user(f.filename)]
         error = error.__cause__ or error.__context__
-    return None
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    frames = [*traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>"))
+    return frames
 
 
 def users_file(filename: str, script: Path) -> Path | None:
@@ -151,13 +179,35 @@ def users_file(filename: str, script: Path) -> Path | None:
     file, resolved = Path(filename).resolve(), script.resolve()
     if file == resolved:
         return script
-    if _is_installed(file) or not file.is_relative_to(import_root(resolved)):
+    if not is_of_user(filename) or not file.is_relative_to(import_root(resolved)):
         return None
     return Path(os.path.normpath(script.parent / os.path.relpath(file, resolved.parent)))
 
 
-def _is_installed(file: Path) -> bool:
-    return "site-packages" in file.parts or any(file.is_relative_to(root) for root in NOT_USERS)
+@cache
+def is_of_user(filename: str) -> bool:
+    """Return whether a file is a user's, and not Python's, a package's or this project's.
+
+    >>> [is_of_user(path) for path in ("/home/me/model.py", contextlib.__file__, __file__, "<frozen runpy>")]
+    [True, False, False, False]
+    """
+    file = Path(filename).resolve()
+    return not (filename.startswith("<") or INSTALLED & {*file.parts} or any(map(file.is_relative_to, NOT_USERS)))
+
+
+def _is_users(error: BaseException, script: Path) -> bool:
+    """Return whether an error's traceback leads from this project's code into the user's."""
+    names = [frame.filename for frame in _frames(error)]
+    ours = [number for number, name in enumerate(names) if any(map(Path(name).resolve().is_relative_to, OWN))]
+    inner = names[ours[-1] + 1 :] if ours else names
+    is_told = isinstance(error, TrainingError) or not isinstance(error, Exception)
+    return not is_told and any(users_file(name, script) or is_of_user(name) for name in inner)
+
+
+def _short(file: Path, script: Path = Path()) -> Path:
+    """Return a path from the script's folder or the working directory, if it is in one of them."""
+    folders = (script.resolve().parent, Path.cwd()) if script.name else (Path.cwd(),)
+    return next((file.relative_to(folder) for folder in folders if file.is_relative_to(folder)), file)
 
 
 def refuse_exits() -> None:
@@ -167,7 +217,7 @@ def refuse_exits() -> None:
     def end_or_raise(status: int) -> NoReturn:
         caller = sys._getframe(1)
         file = Path(caller.f_code.co_filename)
-        if os.getpid() != process or not file.is_file() or _is_installed(file.resolve()):
+        if os.getpid() != process or not is_of_user(f"{file}"):
             end(status)
         raise InputError(f"{file}: line {caller.f_lineno}: os._exit({status})")
 

@@ -34,6 +34,7 @@ from jaxddp.distributed.stall import StallWatch
 from jaxddp.errors import InputError
 from jaxddp.nn.torch_weights import torch_name
 from jaxddp.program import Program, built_in, check_flags, default_config, program_of
+from jaxddp.scripts import errors_located
 from jaxddp.signals import needing_no_reader
 from jaxddp.state import TrainState
 from jaxddp.tracking.console import Console
@@ -114,6 +115,7 @@ def train_alone_or_joined(
     if jax.config.values["jax_disable_jit"]:
         raise InputError("JAX_DISABLE_JIT is set; jaxddp.train compiles its steps: unset it")
     with contextlib.ExitStack() as resources:
+        resources.enter_context(errors_located(program.path or "", only_users=True))
         if config.output is not None:
             resources.enter_context(needing_no_reader())
         resources.enter_context(jax.enable_x64(config.dtype == "float64"))

@@ -45,8 +45,9 @@ def build(config: TrainerConfig, cluster: Cluster | None = None, program: Progra
         InputError: the program lacks a name, or the parts do not fit each other, or the machine.
     """
     program = program or built_in()
-    needed = (*NEEDED, *(() if program.get("flax_step") else ("flax_loss",)))
-    program.need(*needed, reason=", which jaxddp.train needs")
+    program.need(
+        *NEEDED, "flax_optimizer" if program.get("flax_step") else "flax_loss", reason=", which jaxddp.train needs"
+    )
     replicas = Replicas(prepare(config.devices, config.platform, cluster))
     config.per_replica_batch_size(replicas.world_size)
     program = program.bound(config).located()
@@ -96,8 +97,6 @@ def data_parallel(
     total_steps = config.total_steps(steps_per_epoch)
     optimizer = bound(program.get("flax_optimizer"), total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     if (step := program.get("flax_step")) is not None:
-        if optimizer is None:
-            raise InputError(f"{program.name}: has no flax_optimizer, which flax_step needs")
         given["replica_step"] = program_step(functional, of_batches(step), optimizer, config.seed)
         return DataParallel(functional, None, loss_fn, **given)
     # A dispatch whose number of steps is given may end, and call on_step_end, after any step.

@@ -71,7 +71,7 @@ def _join_torchrun(main: Main, config: TorchTrainerConfig) -> Any:
     try:
         return _run(main, config, rank, num_replicas(config), device, store=None)
     except Exception as error:
-        raise _named(rank, type(error).__name__, str(error)) from error
+        raise _named(rank, type(error).__name__, str(error), getattr(error, "frames", ())) from error
 
 
 def _spawn(main: Main, config: TorchTrainerConfig, world_size: int) -> list[Any]:
@@ -109,7 +109,7 @@ def _rank_process(rank: int, main: Main, config: TorchTrainerConfig, world_size:
 def _report(reports: Path, rank: int, error: Exception) -> None:
     """Write an error for the launcher, in one piece: it reads the reports while other ranks still write theirs."""
     report = {"rank": rank, "time": time.monotonic(), "kind": type(error).__name__, "message": str(error)}
-    report["traceback"] = "".join(traceback.format_exception(error))
+    report |= {"traceback": "".join(traceback.format_exception(error)), "frames": getattr(error, "frames", ())}
     write_atomically(reports / f"{rank}.json", json.dumps(report).encode())
 
 
@@ -160,7 +160,7 @@ def _cause(exitcodes: list[int | None], reports: Path) -> Exception:
         rank = next(rank for rank, exitcode in enumerate(exitcodes) if exitcode)
         return TrainingError(f"rank {rank}: ended with exit code {exitcodes[rank]}")
     first = min(errors, key=lambda report: report["time"])
-    error = _named(first["rank"], first["kind"], first["message"])
+    error = _named(first["rank"], first["kind"], first["message"], tuple(first["frames"]))
     error.__cause__ = _RankTraceback(first["traceback"])
     return error
 
@@ -172,10 +172,10 @@ class _RankTraceback(Exception):
         return "\n" + self.args[0]
 
 
-def _named(rank: int, kind: str, message: str) -> InputError | TrainingError:
+def _named(rank: int, kind: str, message: str, frames: tuple[str, ...]) -> InputError | TrainingError:
     # The project's own errors are the same on all ranks, and already name a rank that caused them.
     if kind == InputError.__name__:
-        return InputError(message)
+        return InputError(message, frames)
     if kind == TrainingError.__name__:
         return TrainingError(message)
     return TrainingError(f"rank {rank}: {kind}: {message.strip().partition(chr(10))[0]}")

@@ -7,15 +7,21 @@ torchrun --nproc-per-node 4 -m torch_ref.train --model mlp --output runs/mlp
 import contextlib
 import copy
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
 from jaxddp import cli
 from jaxddp.config.ulimits import LEAST_FOR_TORCH, check_address_space
+from torch_ref.config import TorchTrainerConfig
 
 if __name__ == "__main__":
+    PROG = "python -m torch_ref.train"
     with cli.one_line_errors(show_traceback=False):
         check_address_space(LEAST_FOR_TORCH)  # before torch is imported
+        if not {*cli.HELP}.isdisjoint(sys.argv):
+            cli.program_and_flags(sys.argv[1:], TorchTrainerConfig, PROG)  # prints the help, and exits
+        import torch
 
 import torch
 import torch.distributed
@@ -27,6 +33,7 @@ from jaxddp.data.run_data import RunData, load_data
 from jaxddp.data.sampler import shard_table
 from jaxddp.errors import InputError, MovedError, NotFiniteError, TrainingError
 from jaxddp.program import Program
+from jaxddp.scripts import errors_located
 from jaxddp.tracking.kept_program import program_changes
 from jaxddp.tracking.resumed import check_not_done, check_same_epochs, check_same_run
 from jaxddp.tracking.run_folder import check_same_data, claim_output
@@ -36,7 +43,6 @@ from torch_ref import optim
 from torch_ref.amp import autocast, grad_scaler
 from torch_ref.checkpoint import CHECKPOINT_FILE, checkpoint_size, load_checkpoint
 from torch_ref.comm_hooks import register
-from torch_ref.config import TorchTrainerConfig
 from torch_ref.data_parallel import WithLoss, wrap
 from torch_ref.devices import check_devices, num_replicas
 from torch_ref.distributed import World
@@ -82,7 +88,9 @@ def train(world: World, config: TorchTrainerConfig) -> None:
     """
     first = world.rank == 0
     with contextlib.ExitStack() as resources:
-        resources.enter_context(program_of(config).naming())
+        program = program_of(config)
+        resources.enter_context(program.naming())
+        resources.enter_context(errors_located(program.path or "", only_users=True))
         run = build(world, config)
         notes, changes = open_output(run, resources)
         log = resources.enter_context(
@@ -267,4 +275,4 @@ def _check_batch_norm(config: TorchTrainerConfig, loader: Loader, module: nn.Mod
 
 
 if __name__ == "__main__":
-    cli.run(lambda config, _: main(config), TorchTrainerConfig, "python -m torch_ref.train")
+    cli.run(lambda config, _: main(config), TorchTrainerConfig, PROG)

@@ -18,6 +18,7 @@ from jaxddp import cli
 from jaxddp.errors import InputError, check_name, on_one_line
 from jaxddp.files import check_files, write_atomically
 from jaxddp.flags import parse_known, parse_plain
+from jaxddp.parity.findings import Problem
 from jaxddp.parity.port.loading import check_flags_of_port
 from jaxddp.parity.port.names_block import with_names
 from jaxddp.parity.processes import import_quickly, start_imports
@@ -104,25 +105,29 @@ class CheckOptions:
         check_files({"--json": (self.json, JSON), "--report": (self.report, PAGE), "--patch": (self.patch, DIFF)})
 
 
-def main(options: CheckOptions, flags: Sequence[str] = ()) -> int:
+def main(options: CheckOptions, flags: Sequence[str] = (), show_traceback: bool = False) -> int:
     """Check, print and write the reports; return the exit code.
 
     Args:
         flags: those of a run file, see `jaxddp.parity.check`.
+        show_traceback: print the traceback of each error of a port.
     """
     start_imports()  # they take as long as this process's
     stop = Stop(options.limit)
     with stop.listening(signal.SIGINT, signal.SIGTERM):
         import_quickly("jaxddp.parity.checking")
-        return _main(options, flags, stop)
+        return _main(options, flags, show_traceback, stop)
 
 
-def _main(options: CheckOptions, flags: Sequence[str], stop: Stop) -> int:
+def _main(options: CheckOptions, flags: Sequence[str], show_traceback: bool, stop: Stop) -> int:
+    unusable: list[Problem] = []
     if options.port is None:
         reports = _check_builtin(options, stop)
     else:
         reports = [_check_port(options, flags, stop)]
-        print(reports[0])
+        unusable = [problem for problem in reports[0].problems if (problem.side, problem.where) == ("port", "file")]
+        if not unusable:
+            print(reports[0])
         if options.write_names and (reports[0].names or reports[0].no_twin) and not stop.why:
             _write_names(options.port, reports[0])
             if any(problem.where == "draws" for problem in reports[0].problems):
@@ -130,6 +135,9 @@ def _main(options: CheckOptions, flags: Sequence[str], stop: Stop) -> int:
             else:
                 reports = [_check_port(options, flags, stop)]
                 print(f"\n{reports[0]}")
+    if show_traceback:
+        for problem in (problem for report in reports for problem in report.problems if problem.trace):
+            print(f"\n{problem.side}: {problem.where}: {problem.trace}", file=sys.stderr)
     if options.patch is not None and options.port is not None:
         _write_patch(options.patch, options.port, reports[0])
     if options.json is not None:
@@ -139,6 +147,8 @@ def _main(options: CheckOptions, flags: Sequence[str], stop: Stop) -> int:
     if options.report is not None:
         write_atomically(options.report, to_html(reports[0]).encode())
         print(f"report: {options.report}")
+    if unusable:
+        raise InputError(unusable[0].message, unusable[0].frames)
     verdicts = {report.verdict for report in reports}
     return next(EXIT_CODES[verdict] for verdict in ("different", "incomplete", "equal") if verdict in verdicts)
 
@@ -249,7 +259,7 @@ def run(argv: Sequence[str]) -> None:
             words = [word for word in argv if word != "--traceback"]
             if words[:1] == [recordings.WORD]:
                 sys.exit(recordings.main(words[1:]))
-            sys.exit(main(*parse(words)))
+            sys.exit(main(*parse(words), show_traceback))
     except Exception:
         traceback.print_exc()
         sys.exit(EXIT_CODES["incomplete"])

@@ -211,12 +211,16 @@ class Problem:
         where: what was being done ("step 3", "flax_model").
         message: one line.
         leads: whether it precedes the differences, because these are of earlier steps.
+        frames: lines of the user's code through which an error was raised, the innermost last.
+        trace: traceback of the process that raised; "": none did.
     """
 
     side: str
     where: str
     message: str
     leads: bool = False
+    frames: tuple[str, ...] = field(default=(), compare=False)
+    trace: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.side}: {self.where}: {self.message}"

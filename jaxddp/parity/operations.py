@@ -3,10 +3,8 @@
 import linecache
 import math
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -14,12 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 import jaxddp
+from jaxddp import scripts
 
 _PACKAGE = Path(jaxddp.__file__).parent
-_LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), f"{sys.prefix}/lib"})
 # jaxddp's models stand for a user's; its other modules, and torch_ref's, do not.
 _MODELS = (f"{_PACKAGE / 'models'}/", f"{_PACKAGE.parent / 'torch_ref' / 'models'}")
-_OURS = (f"{_PACKAGE}/", f"{_PACKAGE.parent / 'torch_ref'}/")
 
 
 class SourceLine(NamedTuple):
@@ -69,17 +66,9 @@ def library_function() -> str:
     return "" if name.startswith(("_", "<", "wrap")) else name  # wrapped, wrapper: a decorator's
 
 
-@cache
 def is_of_user(path: str) -> bool:
-    """Return whether a file is a user's.
-
-    >>> import json
-    >>> [is_of_user(path) for path in ("/home/me/model.py", json.__file__, __file__, "<frozen runpy>")]
-    [True, False, False, False]
-    """
-    if path.startswith(_MODELS):
-        return True
-    return not path.startswith(("<", *_OURS, *_LIBRARIES))
+    """Return whether a file is a user's, or one of this project's models."""
+    return path.startswith(_MODELS) or scripts.is_of_user(path)
 
 
 class Lines(NamedTuple):

@@ -28,9 +28,11 @@ from typing import Any
 
 from jaxddp.errors import TrainingError, on_one_line
 from jaxddp.parity.family import keep_family, kill_family, kill_group
-from jaxddp.scripts import errors_located, refuse_itself
+from jaxddp.parity.port import FileError, errors_located
+from jaxddp.scripts import refuse_itself
 
 Tell = Callable[[str], None]  # reports to the parent what a child is doing
+Frames = tuple[str, ...]
 Watch = Callable[[Sequence["Child"]], None]  # is called while children work; may raise
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 MUCH = 2**20  # KiB of memory from which a process gives back what a job has used
@@ -73,13 +75,14 @@ class Child:
     Args:
         name: name in messages ("torch rank 1").
         target: called in the process with `args` and a connection, on which it answers each job by any number of
-            ("at", (where, time)), see `telling`, and one ("done", answer) or ("failed", (message, traceback)).
+            ("at", (where, time)), see `telling`, and one ("done", answer) or ("failed", what `ChildError` has of it).
         args: first arguments of `target`.
 
     Attributes:
         name: name in messages.
         where: last reported activity.
         heard: time of the last message, or of the last job if there is none yet, by `time.monotonic`.
+        reply: the answer to the last job, as sent; None: it is at work.
         connection: the parent's end of the pipe.
     """
 
@@ -94,12 +97,32 @@ class Child:
         far_end.close()  # so that the connection reads as closed once the child is dead
         self.name = name
         self.where, self.heard = "starting", time.monotonic()
+        self.reply: tuple[str, Any] | None = None
 
     def give(self, job: Any) -> None:
         """Send a job, or None to end; a dead child is reported by `answers`."""
-        self.where, self.heard = "starting", time.monotonic()
+        self.where, self.heard, self.reply = "starting", time.monotonic(), None
         with contextlib.suppress(ConnectionError):
             self.connection.send(job)
+
+    def hear(self) -> None:
+        """Take the messages that have come, up to the reply.
+
+        Raises:
+            EOFError, ConnectionError: the child is dead.
+        """
+        while self.reply is None and self.connection.poll():
+            kind, answer = self.connection.recv()
+            if kind == "at":
+                self.where, self.heard = answer
+            else:
+                self.reply, self.heard = (kind, answer), time.monotonic()
+
+    @property
+    def failure(self) -> "ChildError | None":
+        """Error that the child has replied with."""
+        kind, answer = self.reply or ("done", ())
+        return ChildError(self.name, self.where, *answer) if kind == "failed" else None
 
     def died(self) -> str:
         """Return how the process ended, as words for a message."""
@@ -140,11 +163,14 @@ class ChildError(TrainingError):
         where: activity of the child.
         what: the error, in one line.
         trace: traceback; "" if the child did not raise.
+        frames: lines of the user's code, see `InputError`.
+        of_file: whether the port's file cannot be loaded.
     """
 
-    def __init__(self, child: str, where: str, what: str, trace: str = ""):
+    def __init__(self, child: str, where: str, what: str, trace: str = "", frames: Frames = (), of_file: bool = False):
         super().__init__(f"{child}: {where}: {what}")
         self.child, self.where, self.what, self.trace = child, where, what, trace
+        self.frames, self.of_file = frames, of_file
 
 
 def answers(children: Sequence[Child], timeout: float, watch: Watch = lambda children: None) -> list[Any]:
@@ -159,38 +185,28 @@ def answers(children: Sequence[Child], timeout: float, watch: Watch = lambda chi
     Raises:
         ChildError: a child raised, died or hung. The others may wait for it, so the caller has to end them.
     """
-    waiting = {child.connection: child for child in children}
-    received: dict[str, Any] = {}
-    failed: dict[str, ChildError] = {}
     deadline = math.inf
-    while waiting:
+    while waiting := [child for child in children if child.reply is None]:
         watch(children)
-        ready = multiprocessing.connection.wait(list(waiting), timeout=0.2)
-        for connection in ready:
-            child = waiting[connection]  # type: ignore[index]
+        ready = multiprocessing.connection.wait([child.connection for child in waiting], timeout=0.2)
+        for child in waiting:
             try:
-                kind, answer = child.connection.recv()
+                child.hear()
             except (EOFError, ConnectionError):
                 raise ChildError(child.name, child.where, child.died()) from None
-            if kind == "at":
-                child.where, child.heard = answer
-                continue
-            child.heard = time.monotonic()
-            if kind == "failed":
-                failed[child.name] = ChildError(child.name, child.where, *answer)
-            received[child.name] = answer
-            del waiting[connection]  # type: ignore[arg-type]
+        failed = any(child.failure for child in children)
         now, silent_since = time.monotonic(), max(child.heard for child in children)
         # Once one child has failed, the others may fail too or wait for it in vain.
         deadline = min(deadline, now + 2.0) if failed else silent_since + timeout
         if now > deadline and (failed or not ready):  # else more messages may have come meanwhile
             break
-    if failed:
-        raise failed[min(failed)]
+    if failures := {child.name: child.failure for child in children if child.failure}:
+        watch(children)
+        raise failures[min(failures)]
     if waiting:
-        names = ", ".join(child.name for child in waiting.values())
-        raise ChildError(names, next(iter(waiting.values())).where, f"no answer for {timeout:.0f} s")
-    return [received[child.name] for child in children]
+        names = ", ".join(child.name for child in waiting)
+        raise ChildError(names, waiting[0].where, f"no answer for {timeout:.0f} s")
+    return [child.reply[1] for child in children if child.reply is not None]
 
 
 def telling(connection: Connection) -> Tell:
@@ -215,7 +231,8 @@ def reported(connection: Connection, origin: str) -> Iterator[None]:
             yield
     except BaseException as error:  # a port may raise KeyboardInterrupt; Ctrl-C is left to the parent
         what = on_one_line(str(error)) or type(error).__name__
-        connection.send(("failed", (what, traceback.format_exc())))
+        frames = getattr(error, "frames", ())
+        connection.send(("failed", (what, traceback.format_exc(), frames, isinstance(error, FileError))))
     finally:
         give_back_memory()
 

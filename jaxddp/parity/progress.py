@@ -25,6 +25,11 @@ class Worker(Protocol):
     name: str
     where: str
     heard: float
+    reply: Any
+
+    @property
+    def failure(self) -> Any:
+        """See `jaxddp.parity.processes.Child`."""
 
 
 class Progress:
@@ -56,6 +61,7 @@ class Progress:
         self._lock, self._width = threading.Lock(), 0
         self._stage, self._what, self._where, self._records = "", "", "", dict[str, Sized]()
         self._counts: dict[str, int] = {}
+        self._said = set[str]()  # errors
         self._began, self._first, self._took = 0.0, (0.0, 0), 0.0
 
     @contextmanager
@@ -75,7 +81,14 @@ class Progress:
         self._stage = ""
 
     def watch(self, workers: Sequence[Worker]) -> None:
-        """Note how far processes at work are; raise `Stopped` if the check is to end."""
+        """Note how far processes at work are, and say which side has failed; raise `Stopped` if the check is to end."""
+        at_work = {worker.name.partition(" ")[0] for worker in workers if worker.reply is None}
+        for worker in workers if self._stage in (DRAW, *RUNS) else ():
+            others = at_work - {worker.name.partition(" ")[0]}
+            error = worker.failure
+            if others and error is not None and not error.of_file and error.what not in self._said:
+                self.say(f"{error}; {others.pop()} goes on")
+                self._said.add(error.what)
         if self._records:
             self._counts = {side: len(of_side) for side, of_side in self._records.items()}
             if not self._first[1] and min(self._counts.values()):  # each side has compiled its first step

@@ -28,7 +28,7 @@ from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import DrawWeights, Steps, Summary, rank_folder
 from jaxddp.parity.workers import Workers
 
-Draws = tuple[Draw, ...] | str  # or why they are not known
+Draws = tuple[Draw, ...] | InputError | None  # or why they are not known
 # Copies of a large model's weights in float64 at the worst moment, and further ones per replica.
 COPIES = {True: (2.1, 1.6), False: (0.0, 8.0)}  # replicas share them: measured with two: 5.3; or do not: 15.8
 AT_REST = 1.0  # GiB of all processes before a model is made
@@ -135,11 +135,11 @@ class Runs:
             with self._noting("torch"):
                 ((self.start, self.facts, _),) = self._workers.torch.do(draw)
             return
-        of_torch: Draws = ""
+        of_torch: Draws = None
         with self._beside(FindTwins(self.case)) as answers, self._noting("torch"):
             ((self.start, self.facts, of_torch),) = self._workers.torch.do(draw)
         if not self.start:  # jax has failed for the same reason, or may do better without it
-            self.problems = [problem for problem in self.problems if problem.side == "torch"]
+            self.problems = [problem for problem in self.problems if problem.side != "jax"]
         self.case = replace(self.case, casts=self.facts.casts)
         for found in answers:
             self.names, self.no_twin = found.names, found.no_twin
@@ -149,12 +149,12 @@ class Runs:
 
     def _pair(self, case: PortCase, torch: Draws, jax: Draws) -> None:
         """Let the losses of both sides draw the same numbers; what cannot be paired is a problem."""
-        if isinstance(torch, str) or isinstance(jax, str):
+        if not isinstance(torch, tuple) or not isinstance(jax, tuple):
             # The run reports a loss that fails, and must not go on if the other side draws random numbers.
             of_sides: dict[str, tuple[Draws, Draws]] = {"torch": (torch, jax), "jax": (jax, torch)}
             for side, (why, others) in of_sides.items():
-                if why and isinstance(why, str) and others and not isinstance(others, str):
-                    self.problems.append(Problem(side, f"{PREFIX[side]}_loss", why))
+                if isinstance(why, InputError) and isinstance(others, tuple) and others:
+                    self.problems.append(Problem(side, f"{PREFIX[side]}_loss", f"{why}", frames=why.frames))
             return
         try:
             pairs = paired(torch, jax)
@@ -210,8 +210,10 @@ class Runs:
         except ChildError as error:
             self._workers.end_after(error)
             where = error.where if error.child == side else f"{error.child}, {error.where}"
+            side, where = ("port", "file") if error.of_file else (side, where)
             if (side, error.what) not in {(problem.side, problem.message) for problem in self.problems}:
-                self.problems.append(Problem(side, where, error.what))
+                told = Problem(side, where, error.what, frames=error.frames, trace=error.trace)
+                self.problems.append(told)
 
     def path(self, name: str) -> Path:
         """Return the path of a folder for records, which is deleted with the runs."""

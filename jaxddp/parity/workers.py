@@ -1,12 +1,13 @@
 """Processes in which both sides of a check run."""
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from jaxddp.errors import InputError
 from jaxddp.parity.jax_side.child import JaxChild
-from jaxddp.parity.processes import ChildError, Watch
+from jaxddp.parity.processes import Child, ChildError, Watch
 from jaxddp.parity.torch_side.pool import TorchPool
 
 
@@ -81,7 +82,7 @@ class Workers:
         """Torch's ranks, restarted if they were ended."""
         self._start_jax()  # side by side
         if self._torch is None or not self._torch.alive:
-            torch = TorchPool(self._world_size, self._timeout, self._torch_platform, lambda at: self.watch(at))
+            torch = TorchPool(self._world_size, self._timeout, self._torch_platform, self._watch_both)
             self._torch = torch.__enter__()
         return self._torch
 
@@ -91,6 +92,9 @@ class Workers:
         if self._jax is None and self._torch is None:
             self.torch  # noqa: B018  # side by side
         return self._start_jax()
+
+    def _watch_both(self, ranks: Sequence[Child]) -> None:
+        self.watch([*ranks, *([] if self._jax is None else self._jax.heard())])
 
     def _start_jax(self) -> JaxChild:
         if self._jax is None:

@@ -20,6 +20,7 @@ from jaxddp.plan.report import PlanReport
 from jaxddp.plan.sources import workload_of
 from jaxddp.plan.workload import nbytes
 from jaxddp.program import Program
+from jaxddp.scripts import errors_located
 
 PROG = "python -m jaxddp.plan"
 
@@ -63,7 +64,9 @@ def run(argv: Sequence[str]) -> None:
     with cli.one_line_errors(show_traceback):
         with contextlib.suppress(InputError):  # reported after mistakes in the flags
             topology.start()
-        main(*parse([word for word in argv if word != "--traceback"], PROG))
+        options, program = parse([word for word in argv if word != "--traceback"], PROG)
+        with errors_located(program.path or "", only_users=True):
+            main(options, program)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from jaxddp import optim
 from jaxddp.config import TrainerConfig
 from jaxddp.data.batches import of_batches, to_arrays
 from jaxddp.data.run_data import load_data
-from jaxddp.errors import InputError
 from jaxddp.nn.any_model import AnyFunctional, functional_of, transformation_of
 from jaxddp.nn.functional import Functional, cast
 from jaxddp.nn.losses import Batch, LossFunction, cross_entropy
@@ -44,10 +43,9 @@ def workload_of(options: PlanTrainerOptions, program: Program) -> Workload:
 
 def _of_program(program: Program, config: TrainerConfig, options: PlanTrainerOptions) -> Workload:
     """Return the workload of a run file, or of a port file's JAX side."""
-    (make_model,) = program.need("flax_model")
     trains = program.get("train_data") is not None
-    if not trains and program.get("batch", program.get("flax_batch")) is None:
-        raise InputError(f"{program.name}: has neither train_data nor batch")
+    has_data = trains or program.get("batch", program.get("flax_batch")) is not None
+    (make_model, *_) = program.need("flax_model", *([] if has_data else ["train_data"]))
     if program.get("flax_loss") is None:  # a port file may leave it out, as classifiers do
         program = dataclasses.replace(program, values={**program.values, "flax_loss": cross_entropy})
     if trains:

@@ -151,3 +151,55 @@ def test_bad_flags_are_refused_in_one_line(flags: tuple[str, ...], more: str, me
     with pytest.raises(InputError) as refused:
         cli.program_and_flags([str(path), *flags], TrainerConfig, "train")
     assert str(refused.value) == message.format(path=path)
+
+
+LINES = """
+
+def wrong(g):
+    raise ValueError("wrong")
+
+@jax.custom_vjp
+def in_jax(x): return x
+in_jax.defvjp(lambda x: (x, None), lambda _, g: wrong(g))
+
+class InTorch(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x): return x.clone()
+    @staticmethod
+    def backward(context, g): return wrong(g)
+
+def backward(x):
+    return InTorch.apply(x) if isinstance(x, torch.Tensor) else in_jax(x)
+
+class Examples:
+    def __len__(self): return 75
+    def __getitem__(self, index): return {"x": np.zeros(3, np.float32), "y": at(index)}
+
+def at(index):
+    return 0.5 if index in (0, 74) else wrong(index)
+"""
+
+
+@pytest.mark.parametrize("train", [in_jax, in_torch])
+@pytest.mark.parametrize(
+    ("change", "flags", "functions"),
+    [
+        (SQUARE.replace("return (", "return wrong("), {}, ["flax_loss", "wrong"]),
+        (SQUARE.replace("(model", "backward(model", 1), {}, ["wrong"]),
+        ("return Examples()", {}, ["__getitem__", "at", "wrong"]),
+        ("return Examples()", {"data_workers": 1}, ["__getitem__", "at", "wrong"]),
+    ],
+    ids=["loss", "backward", "examples", "worker"],
+)
+def test_the_users_frames_come_with_an_error(
+    change: str, flags: dict[str, Any], functions: list[str], train: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Wherever the code runs: in a loss, in a function that a framework calls back, in a worker process."""
+    path = write(tmp_path, (DATA if "Examples" in change else SQUARE, change), more=LINES)
+    with pytest.raises(InputError, match="ValueError: wrong") as refused:
+        train(path, tmp_path / "run", **flags)
+    if train is in_torch:
+        functions = [name.replace("flax", "torch") for name in functions]
+    names = [frame.partition(", ")[2].partition(":")[0] for frame in refused.value.frames]
+    assert [name for name in names if name in functions][-len(functions) :] == functions
+    assert refused.value.frames[-1].endswith('wrong: raise ValueError("wrong")')

@@ -42,6 +42,31 @@ def test_a_loss_that_raises_is_told_with_its_line(failing: Checked, tmp_path: Pa
             assert math.isnan(jax if side == "jax" else torch) and math.isfinite(torch if side == "jax" else jax)
 
 
+def waits(seen: Path) -> str:
+    """Code that waits until a file is there."""
+    return f"import time\n    while not os.path.exists({str(seen)!r}): time.sleep(0.1)"
+
+
+@pytest.mark.parametrize(("fails", "other"), [("torch", "flax"), ("flax", "torch")])
+def test_what_fails_on_one_side_is_said_before_the_other_ends(fails: Side, other: Side, tmp_path: Path) -> None:
+    """The other side ends once the error was said."""
+    seen, lines = tmp_path / "seen", list[str]()
+
+    def tell(line: str) -> None:
+        lines.append(line)
+        if "no such model" in line:
+            seen.touch()
+
+    port = write(
+        tmp_path,
+        at_start_of(f"{fails}_model()", 'raise ValueError("no such model")'),
+        at_start_of(f"{other}_model()", waits(seen)),
+    )
+    report = check(port, world_size=1, steps=1, platform="cpu", numerics=False, timeout=TIMEOUT, tell=tell)
+    assert [problem.side for problem in report.problems] == [{"torch": "torch", "flax": "jax"}[fails]]
+    assert seen.exists() and sum("no such model" in line for line in lines) == 1
+
+
 @pytest.mark.large
 @pytest.mark.parametrize("function", ["flax_loss(model, batch)", "torch_loss(model, batch)", "flax_model()"])
 def test_an_error_in_a_module_beside_the_port_is_told_with_its_own_line(

@@ -201,7 +201,7 @@ def test_what_has_no_name_is_located(
         (
             [("def configure_optimizers", "def others")],
             MODULES,
-            "configure_optimizers: must be given with torch_step",
+            "has no configure_optimizers",
         ),
         (
             [("    with torch.no_grad():\n        value", "    F.dropout(batch['x'])\n    if True:\n        value")],

@@ -19,6 +19,7 @@ from jaxddp.parity.progress import CAUSES, Progress
 from jaxddp.parity.report.json_form import from_json, to_json
 from tests.support.small_port import RENAMED, own_optimizers, write
 
+SIDES = ("torch", "flax")
 FEW = ["--steps", "2", "--world-size", "1", "--platform", "cpu"]
 
 
@@ -240,3 +241,35 @@ def test_models_that_were_not_tried_are_named(
     assert line.startswith("incomplete: Ended early by SIGTERM") and line.endswith("s; not done: mlp sgd x1.")
     (report,) = (from_json(json.dumps(report)) for report in json.loads(json_file.read_text()))
     assert (report.verdict, report.untried) == ("incomplete", ("mlp sgd x1",))
+
+
+def test_an_error_of_a_port_is_printed_with_the_users_frames_and_with_traceback_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The errors arise in other processes, in code that a framework calls."""
+    raises = 'def wrong(x):\n    raise ValueError("no such loss")\n\ndef '
+    changes = [
+        (f"def {side}_loss(model, batch):\n", f"def {side}_loss(model, batch):\n    wrong(batch)\n") for side in SIDES
+    ]
+    port = write(tmp_path, *changes, ("def batch(", f"{raises}batch("))
+    line, calls = line_with(port, "raise ValueError"), [line_with(port, f"def {side}_loss") + 1 for side in SIDES]
+    for flags in ([], ["--traceback"]):
+        assert exit_code(port, *FEW, *flags) == 2
+        printed = capsys.readouterr()
+        assert printed.out.count("problem: ") == 2
+        for call, side in zip(calls, SIDES, strict=True):
+            assert f"port.py:{call}, {side}_loss: wrong(batch)\n" in printed.out
+        assert printed.out.count(f'port.py:{line}, wrong: raise ValueError("no such loss")\n') == 2
+        assert printed.err.count("Traceback (most recent call last)") == (4 if flags else 0)
+        assert ("jaxddp/parity/torch_side/rank.py" in printed.err) == bool(flags)
+
+
+def test_missing_names_are_listed_all_at_once_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port, page = tmp_path / "port.py", tmp_path / "page.html"
+    port.write_text("def torch_model(): ...\ndef flax_batch(step, rank): ...\n")
+    assert exit_code(port, *FEW, "--report", page) == 2
+    printed = capsys.readouterr()
+    (line,) = (line for line in printed.err.splitlines() if "  ·  " not in line)  # progress, each 30 s
+    names = "flax_model, torch_loss, flax_loss, torch_batch, optimizer (or torch_optimizer and flax_optimizer)"
+    assert line == f"error: {port}: has no {names}"
+    assert printed.out == f"report: {page}\n" and "has no flax_model" in page.read_text()

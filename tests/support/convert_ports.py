@@ -84,7 +84,8 @@ def fails(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     captured = capsys.readouterr()
     assert (stop.value.code, captured.out) == (2, "")
     assert sorted(path.name for path in Path().iterdir()) == before
-    (line,) = captured.err.splitlines()
+    line, *frames = captured.err.splitlines()
+    assert all(frame.startswith("  ") for frame in frames)
     return line.removeprefix("error: ")
 
 

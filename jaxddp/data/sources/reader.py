@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.data.sources.source import Source
-from jaxddp.errors import InputError, described
+from jaxddp.errors import described
 from jaxddp.signals import NUMBERS
 
 LOOK = 0.05  # seconds between two looks for workers that ended
@@ -88,8 +88,7 @@ def _work(source: Source, trainer: Connection, reading: Any) -> None:
         try:
             batch = [source.take(part, epoch, tell) for part in parts]
         except Exception as error:
-            text = str(error) if isinstance(error, InputError) else f"{source.where}: {described(error)}"
-            trainer.send((number, text, None))
+            trainer.send((number, source.located(error, "a batch"), None))
             continue
         trainer.send((number, None, [{k: (x.dtype.str, x.shape) for k, x in part.items()} for part in batch]))
         for part in batch:

@@ -12,6 +12,7 @@ from jaxddp.data.batches import NONE, copied, example_arrays, to_arrays, widened
 from jaxddp.data.sources.arrays import ArrayData, Arrays, Gathered
 from jaxddp.data.sources.digests import example_digest
 from jaxddp.errors import InputError, described
+from jaxddp.scripts import users_frames
 
 Augment = Callable[[Any, np.random.Generator], Any]
 """(example, random numbers of its own) -> example."""
@@ -144,7 +145,7 @@ class Source:
         """Return an error of the user's code as a line that says where it arose."""
         if isinstance(error, InputError):
             return error
-        return InputError(f"{self.where}: {where}: {described(error)}")
+        return InputError(f"{self.where}: {where}: {described(error)}", users_frames(error))
 
     def _put_together(self, examples: list[Any], indices: NDArray[np.int64]) -> Arrays:
         if self.collate is None:

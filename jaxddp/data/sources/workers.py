@@ -123,7 +123,7 @@ class DataWorkers:
                     raise self._hung(worker)
                 arrived, error, answer = connection.recv()
                 if error is not None:
-                    raise InputError(error)
+                    raise error
                 parts = [{name: _array(connection, *kind) for name, kind in part.items()} for part in answer]
             except (EOFError, OSError):
                 raise self._lost(worker) from None

@@ -21,8 +21,21 @@ Stacks, fused layers and other arrangements are rules of `names`, see `jaxddp.pa
 gradients, updates and moments convert as the weights do.
 """
 
-from jaxddp.parity.convert.converter import Converter, NamesError, tied_names, under_all_names
-from jaxddp.parity.convert.entries import RuleError, find_entry
-from jaxddp.parity.convert.pieces import Piece
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxddp.parity.convert.converter import Converter, NamesError, tied_names, under_all_names
+    from jaxddp.parity.convert.entries import RuleError, find_entry
+    from jaxddp.parity.convert.pieces import Piece
 
 __all__ = ["Converter", "NamesError", "Piece", "RuleError", "find_entry", "tied_names", "under_all_names"]
+
+_HOMES = {"Piece": "pieces", "RuleError": "entries", "find_entry": "entries"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use, so that the command prints its help without torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'converter')}"), name)

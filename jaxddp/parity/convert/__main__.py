@@ -13,7 +13,6 @@ from jaxddp import cli
 from jaxddp.errors import InputError, check_name, on_one_line
 from jaxddp.files import check_files
 from jaxddp.flags import parse_known, parse_plain
-from jaxddp.parity.convert.weight_files import FRAMEWORKS, ModelPair, read, write
 from jaxddp.parity.port import errors_located, load_port
 from jaxddp.parity.port.loading import check_flags_of_port
 
@@ -52,7 +51,13 @@ def convert(options: ConvertOptions, flags: Sequence[str] = ()) -> None:
     Raises:
         InputError: the port or the file cannot be used, or they do not match; nothing is written then.
     """
-    _check_flags(options)
+    from jaxddp.parity.convert.weight_files import FRAMEWORKS, ModelPair, read, write  # torch, which --help lacks
+
+    if options.to is not None:
+        check_name("--to", options.to, FRAMEWORKS)
+    check_files({"PORT.py": (options.port, None), "OUT": (options.out, b"")})
+    if options.out.exists() and not options.force:
+        raise InputError(f"{options.out}: exists; --force replaces it")
     port = load_port(options.port, flags=flags)
     with errors_located(options.port):
         twins = ModelPair.of_port(port)
@@ -70,14 +75,6 @@ def convert(options: ConvertOptions, flags: Sequence[str] = ()) -> None:
             line = f"{piece.jax_name} {piece.jax_shape}{order}  {arrow}  {piece.torch_name} {piece.torch_shape}"
             print(on_one_line(line))
     print(f"{options.out}: {len(converted)} arrays for {to}, from {len(weights)} of {options.weights}")
-
-
-def _check_flags(options: ConvertOptions) -> None:
-    if options.to is not None:
-        check_name("--to", options.to, FRAMEWORKS)
-    check_files({"PORT.py": (options.port, None), "OUT": (options.out, b"")})
-    if options.out.exists() and not options.force:
-        raise InputError(f"{options.out}: exists; --force replaces it")
 
 
 def main(argv: Sequence[str]) -> None:

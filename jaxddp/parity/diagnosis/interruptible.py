@@ -89,7 +89,8 @@ class InterruptibleSearches:
         except ChildError as error:
             self.workers.end_after(error)
             side = "jax" if error.child.startswith("jax") else "torch"
-            (self.problems if problems is None else problems).append(Problem(side, error.where, error.what))
+            told = Problem(side, error.where, error.what, frames=error.frames, trace=error.trace)
+            (self.problems if problems is None else problems).append(told)
         except Stopped:
             self.ended = True
             self.workers.end()

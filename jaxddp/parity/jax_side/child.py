@@ -270,6 +270,13 @@ class JaxChild:
             raise ChildError(error.child, error.where, error.what) from None
         self._ready = True
 
+    def heard(self) -> list[Child]:
+        """Return the processes at work, or that were last, after taking their messages."""
+        for child in self._at_work:
+            with contextlib.suppress(EOFError, ConnectionError):  # `wait` tells that it is dead
+                child.hear()
+        return self._at_work
+
     def wait(self) -> Any:
         """Wait for the job that was begun and return its answer.
 

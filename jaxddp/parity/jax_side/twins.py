@@ -45,7 +45,7 @@ class FoundTwins:
     without_twin: str = ""
     names: dict[str, str] = field(default_factory=dict)
     no_twin: tuple[str, ...] = ()
-    draws: tuple[Draw, ...] | str = ""
+    draws: tuple[Draw, ...] | InputError | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class FindTwins:
             names = _as_text({**port.names, **changed}) if changed else {}
         return FoundTwins(names=names, draws=self._draws())
 
-    def _draws(self) -> tuple[Draw, ...] | str:
+    def _draws(self) -> tuple[Draw, ...] | InputError:
         """Return the draws of the jax loss, or why it cannot be computed."""
         if self.case.port.torch_step is not None:  # they are refused by torch's side
             return ()
@@ -96,7 +96,7 @@ class FindTwins:
             with errors_located(self.case.name):
                 return draws_of(self.case.port)
         except InputError as error:  # the run of the port reports it
-            return str(error)
+            return error
 
 
 @dataclass(frozen=True)

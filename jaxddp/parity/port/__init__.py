@@ -13,13 +13,14 @@ A port file is plain Python whose top-level names are the fields of `Port`:
 This package imports neither framework.
 """
 
-from jaxddp.parity.port.loading import PortFile, PortSource, load_port
+from jaxddp.parity.port.loading import FileError, PortFile, PortSource, load_port
 from jaxddp.parity.port.port import Facts, Port
 from jaxddp.parity.port.rules import Names, Rule, flattened, fused, part, transposed
 from jaxddp.scripts import errors_located
 
 __all__ = [
     "Facts",
+    "FileError",
     "Names",
     "Port",
     "PortFile",

@@ -1,7 +1,7 @@
 """Load port files and check their fields."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from jaxddp.config.checks import flag, typed
 from jaxddp.config.optimization import Optimizer, Schedule
 from jaxddp.config.options import Communication, Parameters
 from jaxddp.errors import InputError
-from jaxddp.parity.port.port import Port
+from jaxddp.parity.port.port import Port, missing_names
 from jaxddp.parity.port.replaced_files import replace_files
 from jaxddp.parity.port.run_batches import RunBatches
 from jaxddp.program import Program, bound, check_flags, config_class, default_config, load_program
@@ -31,6 +31,10 @@ UNCHECKED = (
     *("remat", "ema_decay", "swa_start", "join", "amp"),
 )
 BATCHES = {"batch", "torch_batch", "flax_batch"}
+
+
+class FileError(InputError):
+    """A file that cannot be loaded as a port."""
 
 
 class PortSource(Protocol):
@@ -68,7 +72,10 @@ class PortFile:
     def port(self) -> Port:
         """Load the file."""
         replace_files(dict(self.texts), Path(self.path))
-        return load_port(self.path, self.world_size, self.flags)
+        try:
+            return load_port(self.path, self.world_size, self.flags)
+        except InputError as error:
+            raise FileError(f"{error}", error.frames) from error
 
 
 def config_of(program: Program, flags: Sequence[str]) -> TrainerConfig:
@@ -136,8 +143,7 @@ def load_port(path: str | Path, world_size: int = 1, flags: Sequence[str] = ()) 
         per_epoch = batches.steps_per_epoch
         steps = {"steps_per_epoch": per_epoch, "total_steps": config.total_steps(per_epoch)}
     values = steps | values
-    required = [f.name for f in fields(Port) if f.default is MISSING and f.default_factory is MISSING]
-    if missing := [name for name in required if name not in values]:
+    if missing := missing_names([name for name, value in values.items() if value is not None]):
         raise InputError(f"{path}: has no {', '.join(missing)}")
     try:
         return Port(**{name: bound(value, train=True, **steps) for name, value in values.items()})

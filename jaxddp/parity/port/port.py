@@ -55,6 +55,22 @@ class Facts:
     unchecked: tuple[str, ...] = ()
 
 
+def missing_names(given: Collection[str]) -> list[str]:
+    """Return the names that a port needs beside those that it gives.
+
+    >>> missing_names({"torch_model", "torch_loss", "torch_optimizer"})
+    ['flax_model', 'flax_loss', 'batch (or torch_batch and flax_batch)', 'flax_optimizer']
+    """
+    names = {*given, *(["torch_optimizer"] if "configure_optimizers" in given else [])}
+    own_step = "torch_step" in names
+    of_step = ["flax_step", "configure_optimizers", "flax_optimizer"] if own_step else ["torch_loss", "flax_loss"]
+    needed = ["torch_model", "flax_model", *of_step]
+    for name in sorted({"batch", *([] if own_step else ["optimizer"])} - names):
+        pair = [f"torch_{name}", f"flax_{name}"]
+        needed += pair if names & {*pair} else [f"{name} (or {' and '.join(pair)})"]
+    return [name for name in needed if name not in names]
+
+
 def _absent(*_: Any) -> Any:
     """Stand in for a missing loss."""
     raise InputError("a port with a torch_step has no losses")

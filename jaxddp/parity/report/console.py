@@ -137,6 +137,7 @@ def _verdict_lines(findings: Findings) -> Iterator[str]:
         yield _numerics_line(findings)
     for problem in others[:MOST_PROBLEMS]:
         yield f"problem: {problem}"
+        yield from (f"  {frame}" for frame in problem.frames)
     if len(others) > MOST_PROBLEMS:
         yield f"problem: and {count(len(others) - MOST_PROBLEMS, 'other')}"
     if findings.names or findings.no_twin:

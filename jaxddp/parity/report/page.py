@@ -114,7 +114,10 @@ def _meaning(findings: Findings) -> str:
 def _problems_section(problems: Sequence[Problem]) -> Html:
     if not problems:
         return Html()
-    lines = [tag("li", tag("b", f"{problem.side}: {problem.where}: "), problem.message) for problem in problems]
+    lines = [
+        tag("li", tag("b", f"{p.side}: {p.where}: "), p.message, [join(tag("br"), tag("code", f)) for f in p.frames])
+        for p in problems
+    ]
     return tag("section", tag("h2", "Problems"), tag("ul", lines, class_="problems"))
 
 

@@ -195,7 +195,7 @@ class DrawWeights:
     seed: int = 0
     world_size: int = 1
 
-    def run(self, world: World, tell: Tell) -> tuple[StoredTensors, Facts, tuple[Draw, ...] | str]:
+    def run(self, world: World, tell: Tell) -> tuple[StoredTensors, Facts, tuple[Draw, ...] | InputError]:
         """Draw the weights; return them, the facts, and the loss's draws or why it cannot be computed."""
         tell("the port's file or torch_model")
         torch.manual_seed(self.seed)
@@ -219,7 +219,7 @@ def _moved(model: nn.Module, path: Path) -> bool:
     return is_large_model(there) and any(not np.array_equal(x.detach().cpu().numpy(), there[n]) for n, x in parameters)
 
 
-def _draws_of(side: TorchSide, batches: list[list[Batch]], name: str) -> tuple[Draw, ...] | str:
+def _draws_of(side: TorchSide, batches: list[list[Batch]], name: str) -> tuple[Draw, ...] | InputError:
     """Return the draws of the loss for the first of these batches, or why it cannot be computed."""
     try:
         with errors_located(name), NotedDraws(side.model) as noted:
@@ -227,7 +227,7 @@ def _draws_of(side: TorchSide, batches: list[list[Batch]], name: str) -> tuple[D
     except InputError as error:  # the run reports it
         with contextlib.suppress(Exception):  # it may fail only under NotedDraws; compute it again to see its casts
             _compute(side, batches[0][0])
-        return str(error)
+        return error
     return tuple(noted.draws if side.torch_step is None else (replace(draw, refused=IN_STEP) for draw in noted.draws))
 
 

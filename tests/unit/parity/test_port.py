@@ -17,6 +17,7 @@ from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
 from jaxddp.parity.port import Port, errors_located, load_port
 from jaxddp.parity.torch_side.side import to_batch
+from jaxddp.scripts import run_file
 
 FILE = """
 import numpy as np
@@ -94,10 +95,15 @@ def test_the_schedule_of_a_run_file_spans_the_run(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (("def torch_model", "def model"), "has no torch_model"),
+        (("def flax_loss", "def torch_batch"), "has no flax_loss"),
+        (
+            ("def ", "def _"),
+            "has no torch_model, flax_model, torch_loss, flax_loss, batch (or torch_batch and flax_batch)",
+        ),
         (('optimizer = "adam"', 'optimizer = "adm"'), "optimizer adm: unknown; did you mean adam?"),
         (
             ('optimizer = "adam"', ""),
-            "optimizer: give either one for both sides, or torch_optimizer and flax_optimizer",
+            "has no optimizer (or torch_optimizer and flax_optimizer)",
         ),
         (("def flax_loss(model, batch): return 1.0", "flax_loss = 1.0"), "flax_loss: must be a function, and is float"),
         (("import SIZE", "import WIDTH"), "line 3: ImportError: cannot import name 'WIDTH'"),
@@ -261,14 +267,16 @@ def test_an_error_that_a_library_turns_into_another_is_told_with_the_users_line(
     path = write(tmp_path, f"{FILE}\ndef flax_model(): return 1 / 0\n")
     loaded = load_port(path)
 
-    def library() -> None:
-        try:
-            loaded.flax_model()
-        except ZeroDivisionError as error:
-            raise RuntimeError("cannot build") from error
-
+    library = tmp_path / "site-packages" / "library.py"
+    library.parent.mkdir()
+    library.write_text(
+        "def build(make):\n"
+        "    try: make()\n"
+        "    except ZeroDivisionError as error: raise RuntimeError('cannot build') from error\n"
+    )
+    build = run_file(library).build
     with pytest.raises(InputError, match=r"mine\.py: line 13: RuntimeError: cannot build$"), errors_located(path):
-        library()
+        build(loaded.flax_model)
 
 
 def test_lines_of_installed_packages_in_the_ports_folder_are_not_the_users(

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from jaxddp.parity import progress
+from jaxddp.parity.processes import ChildError
 from jaxddp.parity.progress import CAUSES, FLOAT32, FORCED, FREE, Progress
 from jaxddp.parity.stopping import Stop, Stopped
 
@@ -23,7 +24,7 @@ class Terminal(io.StringIO):
 
 
 class Working:
-    name, where, heard = "torch rank 0", "torch_model", 1.0
+    name, where, heard, reply, failure = "torch rank 0", "torch_model", 1.0, None, None
 
 
 def test_the_text_has_stage_steps_seconds_and_an_estimate() -> None:
@@ -102,3 +103,21 @@ def test_a_closed_stream_ends_nothing() -> None:
         stream.close()
         told.show()
         told.say("unread")
+
+
+class Failed(Working):
+    name, where, reply = "jax", "flax_model or step 1", ("failed", ("port.py: line 3: ValueError", "", ()))
+    failure = ChildError("jax", "flax_model or step 1", "port.py: line 3: ValueError")
+
+
+def test_the_failure_of_one_side_is_said_once_while_the_other_is_at_work() -> None:
+    said: list[str] = []
+    progress = Progress(tell=said.append)
+    working, failed = Working(), Failed()
+    progress.watch([working, failed])  # in no run: a search for causes replays what fails
+    with progress.stage(FREE):
+        progress.watch([failed])
+        assert said == []
+        for _ in range(2):
+            progress.watch([working, failed])
+    assert said == ["jax: flax_model or step 1: port.py: line 3: ValueError; torch goes on"]

@@ -124,7 +124,7 @@ def test_a_script_may_have_a_plain_tree_of_arrays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "replacement", "message"),
     [
-        ("def batch(", "def batches(", "mine.py: has neither train_data nor batch"),
+        ("def batch(", "def batches(", "mine.py: has no train_data"),
         ("def flax_model(", "def model(", "mine.py: has no flax_model"),
         ("return MODEL", "return 3", "flax_model: must return a flax.nnx or flax.linen module, or a tree of arrays"),
         ("return MODEL", "return 1 / 0", "line 7: ZeroDivisionError: division by zero"),

@@ -112,6 +112,13 @@ def test_a_rank_that_ends_without_a_report_is_named() -> None:
     assert str(_cause([1, None, -9], Path("none"))) == "rank 2: killed by SIGKILL"
 
 
+def test_the_error_of_a_rank_keeps_the_users_frames(tmp_path: Path) -> None:
+    frames = ("run.py:3, torch_loss: wrong(x)", "run.py:7, wrong: raise ValueError(x)")
+    _report(tmp_path, 1, InputError("run.py: line 7: ValueError: x", frames))
+    error = _cause([None, 1], tmp_path)
+    assert isinstance(error, InputError) and error.frames == frames and f"{error.__cause__}".endswith("ValueError: x\n")
+
+
 def test_the_launcher_reads_no_report_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _report(tmp_path, 0, InputError("the first error"))
     replace = Path.replace
