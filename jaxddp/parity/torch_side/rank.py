@@ -30,7 +30,6 @@ from jaxddp.parity.torch_side.side import Source, TorchSide, default_dtype, make
 from torch_ref.distributed import CPU, World, process_group
 from torch_ref.losses import Batch
 
-IN_STEP = "the numbers of a torch_step cannot be given to both sides; make them an entry of the batch"
 HORIZON = 10_000  # steps ahead in which to look for a warm-up's peak: schedules in float32 round relative to it
 
 
@@ -228,7 +227,7 @@ def _draws_of(side: TorchSide, batches: list[list[Batch]], name: str) -> tuple[D
         with contextlib.suppress(Exception):  # it may fail only under NotedDraws; compute it again to see its casts
             _compute(side, batches[0][0])
         return str(error)
-    return tuple(noted.draws if side.torch_step is None else (replace(draw, refused=IN_STEP) for draw in noted.draws))
+    return tuple(noted.draws)
 
 
 def _compute(side: TorchSide, batch: Batch) -> None:
