@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,11 @@ from jaxddp.parity.cases import Case, PortCase
 from jaxddp.parity.catalogue import EDITS
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, reference_clipping, shows_clipping
 from jaxddp.parity.compare.finite import NotFinite, first_not_finite
-from jaxddp.parity.compare.free_running import drifts, free_running, grown_rounding
+from jaxddp.parity.compare.free_running import drifts, free_running, grown_rounding, with_drift_of_rounding
 from jaxddp.parity.compare.idle import idle
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.diagnosis.cause_lines import START, with_function_lines
-from jaxddp.parity.diagnosis.differences import find_differences
+from jaxddp.parity.diagnosis.differences import find_differences, unexplained
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
@@ -36,7 +37,7 @@ from jaxddp.parity.patch.proposals import with_patches
 from jaxddp.parity.port import Port, PortFile, PortSource
 from jaxddp.parity.processes import end_if_importing
 from jaxddp.parity.progress import CAUSES, COMPARE, DRAW, FLOAT32, FORCED, FREE, PATCHES, Progress
-from jaxddp.parity.records import Record, total_loss
+from jaxddp.parity.records import Record, Records, total_loss
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.stopping import Stop, Stopped
@@ -155,23 +156,27 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
     if not semantic and not untried:  # rounding can be compared only if both sides mean the same, and over all steps
         differences += [one for one in numeric if one.stage not in {d.stage for d in differences}]
         differences = explain_rounding(evidence, searches, numerics, differences)
-    free = _free_running(runs, evidence)
+    free, rate_rounding = _free_running(runs, evidence, searches), evidence.judgement.rate_rounding
     if not semantic:
-        differences += drifts(free, len(runs.jax))
+        differences += drifts(free, len(runs.jax), rate_rounding)
+    differences = differences or ([] if problems else [*unexplained(evidence)])
     if searches.ended and not all(one.cause for one in differences):
         untried.append(CAUSES)
     diff = ""
     if patch:
-        differences, diff = with_patches(runs, evidence, searches, differences, _drifts_freely)
+        differences, diff = with_patches(runs, evidence, searches, differences, partial(_drifts_freely, searches))
     if patch and searches.ended and differences:
         untried.append(PATCHES)
-    remarks = [*idle(evidence.torch, reference_clipping(runs.facts)), *([] if differences else grown_rounding(free))]
+    remarks = [
+        *idle(evidence.torch, reference_clipping(runs.facts)),
+        *([] if differences else grown_rounding(free, rate_rounding)),
+    ]
     return Report(
         port=runs.case.name,
         world_size=runs.case.world_size,
         steps=runs.case.steps,
         dtype=runs.case.dtype,
-        stages=evidence.judgement.results(),
+        stages=evidence.judgement.results(alone=not differences),
         unseen=_unseen(runs),
         losses=_losses(runs),
         differences=tuple(differences),
@@ -181,7 +186,7 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
         no_twin=runs.no_twin,
         free_running=free,
         idle=(*remarks, *_left_out(runs.facts.unchecked)),
-        rate_rounding=evidence.judgement.rate_rounding,
+        rate_rounding=rate_rounding,
         ended=progress.stop.why if untried else "",
         untried=tuple(untried) if progress.stop.why else (),
         patch=diff,
@@ -213,15 +218,23 @@ def _numerics(runs: Runs) -> tuple[dict[str, Numerics], list[Difference]]:
     return compare_numerics((runs.jax, runs.jax32), (runs.torch, runs.torch32), runs.facts)
 
 
-def _free_running(runs: Runs, evidence: Evidence) -> dict[str, StageResult]:
+def _free_running(runs: Runs, evidence: Evidence, searches: InterruptibleSearches) -> dict[str, StageResult]:
     """Compare both sides on their own, over the steps of the evidence."""
+
+    def compared(records: Records) -> dict[str, StageResult]:
+        return free_running(runs.start, runs.torch, records, len(evidence.torch), rounding)
+
     rounding = evidence.judgement.rate_rounding
-    return free_running(runs.start, runs.torch, runs.free, len(evidence.torch), rounding)
+    free = compared(runs.free)
+    if any(drifts(free, 0, rounding)) and (rounded := searches.run(runs.rounded, problems=[])) is not None:
+        return with_drift_of_rounding(free, compared(rounded))
+    return free
 
 
-def _drifts_freely(runs: Runs) -> bool:
+def _drifts_freely(searches: InterruptibleSearches, runs: Runs) -> bool:
     """Return whether jax on its own drifts away from torch on its own."""
-    return any(drifts(_free_running(runs, runs.evidence()), len(runs.jax)))
+    evidence = runs.evidence()
+    return any(drifts(_free_running(runs, evidence, searches), len(runs.jax), evidence.judgement.rate_rounding))
 
 
 def _losses(runs: Runs) -> tuple[tuple[float, float], ...]:

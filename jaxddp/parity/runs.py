@@ -12,6 +12,7 @@ from typing import Any
 from jaxddp.errors import InputError
 from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.cases import PortCase
+from jaxddp.parity.compare.free_running import rounding_of_gradients
 from jaxddp.parity.compare.judge import judge
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import Problem
@@ -23,7 +24,7 @@ from jaxddp.parity.port.draws import Draw, DrawnSource, paired
 from jaxddp.parity.port.port import PREFIX
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.progress import DRAW, FLOAT32, FORCED, FREE, Progress
-from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, is_large_model, shapes_of
+from jaxddp.parity.records import Lazy, Records, RecordWriter, Scratch, StoredRecord, is_large_model, shapes_of
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import DrawWeights, Steps, Summary, rank_folder
 from jaxddp.parity.workers import Workers
@@ -103,6 +104,20 @@ class Runs:
         stage = self.progress.stage(FLOAT32, torch=self.torch32, jax=self.jax32)
         with stage, self._beside(of_jax), self._noting("torch"):
             self._workers.torch.do(forced)
+
+    def rounded(self) -> Records:
+        """Run torch freely once more, with what jax's forced gradients differ by added to its own; return the records.
+
+        Raises:
+            ChildError: torch fails.
+        """
+        case, writer = self.case, RecordWriter(self.path("rounding"))
+        for torch, jax in zip(self.torch, self.jax, strict=False):
+            writer.write({"gradients": rounding_of_gradients(torch, jax)})
+        sizes, folder = (case.world_size, len(self.jax)), self.path("rounded")
+        source, rounding = case.torch_source, self.path("rounding")
+        self._workers.torch.do(Steps(source, "float64", *sizes, folder, self.start, rounding=rounding))
+        return self._torch("rounded")
 
     def crossed_names(self) -> str:
         """Look for two lines of the port's `names` whose swap makes the forward pass equal, and describe it."""

@@ -185,6 +185,48 @@ def test_a_right_port_is_equal_at_every_stage(checked: Checked) -> None:
     assert len(report.losses) == STEPS and report.seconds > 0 and report.environment["torch"]
 
 
+# Units so saturated that many gradients are nothing but rounding, of which Adam makes full steps.
+SATURATED = [
+    ("return TorchNet()", "net = TorchNet()\n    [p.data.mul_(60) for p in net.parameters()]\n    return net"),
+    own_optimizers("Adam(parameters, lr=1e-2, eps=1e-14)", "optax.adam(1e-2, eps=1e-14)"),
+]
+FALLS = """
+def torch_scheduler(optimizer): return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - 1e-4 * step)
+"""
+FORGETS_TO_COUNT = """
+def flax_step(loss, optimizer, state, batch):
+    import dataclasses, jax, optax
+    (value, buffers), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, state.buffers, batch)
+    gradients = jax.lax.pmean(gradients, "replica")
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, jax.tree.map(lambda x: (1 - 1e-4 * state.step) * x, updates))
+    return dataclasses.replace(state, step=COUNT, params=params, opt_state=opt_state)
+"""
+
+
+@pytest.mark.parametrize(("count", "verdict"), [("state.step + 1", "equal"), ("state.step", "different")])
+def test_a_free_run_may_drift_as_far_as_rounding_of_gradients_moves_the_reference(
+    count: str, verdict: str, checked: Checked
+) -> None:
+    report = checked(*SATURATED, more=FALLS + FORGETS_TO_COUNT.replace("COUNT", count))
+    assert report.verdict == verdict, report
+    assert [(one.stage, one.step) for one in report.differences] == [("params", 2)] * (verdict == "different")
+    for result in report.stages.values():  # measured: updates differ by 3e-6, and given their gradients by 7e-14
+        assert max(result.residuals) <= result.allowed or verdict == "different"
+
+
+# The last step forgets the moments, which no later update shows.
+FORGETS_LAST = FORGETS_TO_COUNT.replace("COUNT", "state.step + 1").replace(
+    "opt_state=opt_state", "opt_state=jax.tree.map(lambda x: jax.numpy.where(state.step == 2, 0 * x, x), opt_state)"
+)
+
+
+def test_a_state_that_differs_after_the_last_update_is_a_difference(checked: Checked) -> None:
+    report = checked(own_optimizers("Adam(parameters, lr=1e-2)", "optax.adam(1e-2)"), more=FALLS + FORGETS_LAST)
+    ((difference),) = report.differences
+    assert (difference.stage, difference.step, report.verdict) == ("optimizer_state", 3, "different"), report
+
+
 CLIPS = UNRESTRAINED | {"clipped_gradients"}
 # Changes, more of the port; the stages that are compared.
 RIGHT: dict[str, tuple[list[Change], str, set[str]]] = {

@@ -55,8 +55,9 @@ def find_differences(evidence: Evidence, searches: InterruptibleSearches, layers
     if not evidence.judgement.residuals:
         return []
     if evidence.facts.custom_step:
-        located, problems = searches.on_rank(differing_update, evidence) or (None, [])
+        located, problems, given = searches.on_rank(differing_update, evidence) or (None, [], [])
         first |= {} if located is None else {"update": located}
+        evidence.judgement.given |= {"update": given} if given else {}
         searches.problems += problems
     if not first:
         return []
@@ -65,6 +66,12 @@ def find_differences(evidence: Evidence, searches: InterruptibleSearches, layers
     if searches.ended:
         return [one if one.cause else replace(one, detail=joined(one.detail, ENDED)) for one in differences]
     return differences
+
+
+def unexplained(evidence: Evidence) -> Iterator[Difference]:
+    """Yield a difference for each stage beyond what is allowed, for a check that has found none and no problem."""
+    for stage, located in evidence.judgement.beyond():
+        yield from as_differences(evidence, stage, None, located)
 
 
 def _in_words(first: Mapping[str, Located]) -> str:
