@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate, islice
 
-import numpy as np
-
 from jaxddp.parity.case_interface import Arrays, Trajectory
 from jaxddp.parity.compare.residuals import MOVED, residuals, rounding_only
 from jaxddp.parity.excerpts import excerpts
@@ -74,7 +72,7 @@ def with_drift_of_rounding(
 ) -> dict[str, StageResult]:
     """Allow each stage `OF_REFERENCE` times what the rounding of gradients has moved the reference until each step.
 
-    Adam makes a full step of a gradient that is nothing but rounding. A state that is wrong does not move the reference.
+    Adam makes a full step of a gradient that is only rounding. A state that is wrong does not move the reference.
 
     Args:
         free: what `free_running` returns for jax's run.
@@ -133,8 +131,8 @@ def grown_rounding(free: Mapping[str, StageResult], rate_rounding: float = 0.0) 
         )
     elif farthest > ALLOWED + RATE_GROWTH * rate_rounding:
         yield (
-            f"On its own the port is {farthest:.0e} from the reference: rounding of its gradients moves the reference as "
-            "far."
+            f"On its own the port is {farthest:.0e} from the reference: rounding of its gradients moves the reference "
+            "as far."
         )
 
 

@@ -89,7 +89,7 @@ class Judgement:
     first: dict[str, Located] = field(default_factory=dict)
 
     def results(self, alone: bool = False) -> dict[str, StageResult]:
-        """Return each compared stage's result over all steps; with `alone`, given jax's inputs where that was judged."""
+        """Return each stage's result over all steps; with `alone`, given jax's inputs where that was judged."""
         steps = {**self.residuals, **{stage: x for stage, x in self.given.items() if alone and stage in self.residuals}}
         return {stage: self._result(stage, steps[stage]) for stage in ORDER if stage in steps}
 
