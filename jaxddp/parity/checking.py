@@ -30,6 +30,7 @@ from jaxddp.parity.diagnosis.differences import find_differences, unexplained
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
+from jaxddp.parity.diagnosis.optimizer.update import differing_update
 from jaxddp.parity.diagnosis.rounding import explain_rounding
 from jaxddp.parity.environment import environment
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
@@ -114,16 +115,34 @@ def check(
         crew.watch = progress.watch
         context.callback(setattr, crew, "watch", lambda children: None)
         runs = Runs(case, crew, seed, progress)
+        remarks: tuple[str, ...] = ()
         try:
             runs.in_float64()
+            runs, remarks = _with_wide_arrays(runs, case, crew)
             if numerics and len(runs.torch) and len(runs.jax):
                 runs.in_float32()
         except Stopped:
             crew.end()
-        return report_on(runs, crew, started, patch)
+        return report_on(runs, crew, started, patch, remarks)
 
 
-def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False) -> Report:
+def _with_wide_arrays(runs: Runs, case: PortCase | Case, workers: Workers) -> tuple[Runs, tuple[str, ...]]:
+    """Return runs whose arrays in float32 are float64, with a remark on them, if these runs then differ in nothing."""
+    if not (arrays := runs.narrow_arrays()) or not isinstance(case, PortCase):
+        return runs, ()
+    wide = Runs(replace(case, wide=True), workers, runs.seed, runs.progress)
+    wide.in_float64()
+    if wide.problems or not len(wide.jax) or (evidence := wide.evidence()).judgement.first:
+        return runs, ()
+    searches = InterruptibleSearches(workers, [], runs.progress)
+    located, problems, given = searches.on_rank(differing_update, evidence) or (None, [], [])
+    evidence.judgement.given |= {"update": given} if given else {}
+    if searches.ended or located or problems or [*evidence.judgement.beyond()] or _drifts_freely(searches, wide):
+        return runs, ()
+    return wide, (f"{listed(arrays)}: declared in float32. This check has them in float64, and nothing else differs.",)
+
+
+def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False, remarks: Sequence[str] = ()) -> Report:
     """Return the report on these runs.
 
     Args:
@@ -131,6 +150,7 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
         workers: processes in which the diagnosis replays hypotheses.
         started: start of the check, by `time.monotonic`.
         patch: whether to look for patches.
+        remarks: sentences for the report.
     """
     progress, untried = runs.progress, [*runs.progress.untried()]
     with progress.stage(COMPARE):
@@ -167,10 +187,8 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
         differences, diff = with_patches(runs, evidence, searches, differences, partial(_drifts_freely, searches))
     if patch and searches.ended and differences:
         untried.append(PATCHES)
-    remarks = [
-        *idle(evidence.torch, reference_clipping(runs.facts)),
-        *([] if differences else grown_rounding(free, rate_rounding)),
-    ]
+    exercised = idle(evidence.torch, reference_clipping(runs.facts))
+    grown = [] if differences else grown_rounding(free, rate_rounding)
     return Report(
         port=runs.case.name,
         world_size=runs.case.world_size,
@@ -185,7 +203,7 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
         names=runs.names,
         no_twin=runs.no_twin,
         free_running=free,
-        idle=(*remarks, *_left_out(runs.facts.unchecked)),
+        idle=(*remarks, *exercised, *grown, *_left_out(runs.facts.unchecked)),
         rate_rounding=rate_rounding,
         ended=progress.stop.why if untried else "",
         untried=tuple(untried) if progress.stop.why else (),

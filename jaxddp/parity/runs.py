@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,10 @@ from jaxddp.parity.compare.free_running import rounding_of_gradients
 from jaxddp.parity.compare.judge import judge
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import Problem
-from jaxddp.parity.jax_side.child import Forced, Free, JaxJob, Starts, jax_records
+from jaxddp.parity.jax_side.child import Forced, Free, JaxJob, NarrowArrays, Starts, jax_records
 from jaxddp.parity.jax_side.twins import FindCrossedNames, FindTwins
 from jaxddp.parity.lazy_arrays import Arrays
+from jaxddp.parity.operations import SourceLine
 from jaxddp.parity.port import Facts
 from jaxddp.parity.port.draws import Draw, DrawnSource, paired
 from jaxddp.parity.port.port import PREFIX
@@ -27,6 +28,8 @@ from jaxddp.parity.progress import DRAW, FLOAT32, FORCED, FREE, Progress
 from jaxddp.parity.records import Lazy, Records, RecordWriter, Scratch, StoredRecord, is_large_model, shapes_of
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import DrawWeights, Steps, Summary, rank_folder
+from jaxddp.parity.torch_side.widened import NarrowConstants
+from jaxddp.parity.user_code.homes import home_of
 from jaxddp.parity.workers import Workers
 
 Draws = tuple[Draw, ...] | str  # or why they are not known
@@ -34,6 +37,7 @@ Draws = tuple[Draw, ...] | str  # or why they are not known
 COPIES = {True: (2.1, 1.6), False: (0.0, 8.0)}  # replicas share them: measured with two: 5.3; or do not: 15.8
 AT_REST = 1.0  # GiB of all processes before a model is made
 GIB = 2**30
+OF_FLOAT32 = 1e-4  # largest residual for which arrays in float32 are looked for; measured: up to 3e-8
 LOOK_AHEAD = 4  # learning rates are recorded for this many times the run's steps
 
 
@@ -118,6 +122,21 @@ class Runs:
         source, rounding = case.torch_source, self.path("rounding")
         self._workers.torch.do(Steps(source, "float64", *sizes, folder, self.start, rounding=rounding))
         return self._torch("rounded")
+
+    def narrow_arrays(self) -> tuple[str, ...]:
+        """Describe each array that is declared in float32 and may explain small differences of the forced run."""
+        results = () if self._is_large else self.evidence().judgement.results().values()
+        beyond = [max(x.residuals) for x in results if not max(x.residuals) <= x.allowed]
+        if self.problems or not isinstance(self.case, PortCase) or not beyond or not max(beyond) <= OF_FLOAT32:
+            return ()
+        of_jax: tuple[str, ...] = ()
+        constants: dict[str, SourceLine | None] = {}
+        with suppress(ChildError):
+            of_jax = self._workers.jax.do(NarrowArrays(self.case, self.start))
+            (constants,) = self._workers.torch.do(NarrowConstants(self.case.torch_source))
+        line = home_of(Path(self.case.name), "flax_optimizer")
+        of_each = [("jax", name, line) for name in of_jax] + [("torch", *pair) for pair in constants.items()]
+        return tuple(f"{side}'s {name}{'' if at is None else f' ({at})'}" for side, name, at in of_each)
 
     def crossed_names(self) -> str:
         """Look for two lines of the port's `names` whose swap makes the forward pass equal, and describe it."""
