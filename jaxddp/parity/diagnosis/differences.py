@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from jaxddp.errors import listed
 from jaxddp.parity.case_interface import LOCAL_STAGES
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, beyond_excerpts, beyond_local_excerpts, reference_clipping
 from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located
@@ -15,6 +16,7 @@ from jaxddp.parity.diagnosis.cause_lines import (
     IN_STEP,
     LOSS,
     REDUCTION,
+    RESTORE,
     SAMPLES,
     STEP,
     read_program,
@@ -30,7 +32,7 @@ from jaxddp.parity.diagnosis.multi_loss import differences_of_losses
 from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_update
 from jaxddp.parity.diagnosis.reduction.reduction_causes import SHOWN, ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
-from jaxddp.parity.diagnosis.search.decide import Ruling
+from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
 from jaxddp.parity.findings import Difference, Problem
 from jaxddp.parity.jax_side.child import Micro
 from jaxddp.parity.jax_side.port_lines import StepCollectives
@@ -94,7 +96,8 @@ def _explain_all(evidence: Evidence, searches: InterruptibleSearches, layers: bo
         differences += as_differences(evidence, "samples", ruling)
     if evidence.facts.multi_loss:
         return differences + [*differences_of_losses(evidence, searches)]
-    of_model = _explain_model(evidence, searches, layers)
+    restored, at = _restored(evidence, searches), evidence.facts.restore_at
+    of_model = _explain_model(evidence, searches, layers, restored)
     of_step = [*_explain_reduction(evidence, searches)]
     if OWN_LOSS in first and not of_model and not of_step:
         differences += as_differences(evidence, OWN_LOSS, with_function_lines(evidence, searches, None, IN_STEP))
@@ -102,7 +105,9 @@ def _explain_all(evidence: Evidence, searches: InterruptibleSearches, layers: bo
         of_model = [difference for difference in of_model if difference.cause or difference.stage != "buffers"]
     differences += of_model + of_step
     if "update" in first:
-        found = searches.on_rank(explain_update, evidence)
+        found = restored if first["update"].step - 1 == at else None
+        found = found or searches.on_rank(explain_update, evidence)
+        found = restored if restored and not (found and found.named) else found
         differences += as_differences(evidence, "update", in_optimizer(found, first["update"].tensor))
     elif "optimizer_state" in first:
         state = first["optimizer_state"].tensor.partition(":")[2]
@@ -120,14 +125,31 @@ def _explain_samples(evidence: Evidence) -> Ruling:
     return explain_samples(SampleEvidence(of_torch, of_jax, facts.steps_per_epoch, facts.restore_at))
 
 
-def _explain_model(evidence: Evidence, searches: InterruptibleSearches, layers: bool) -> list[Difference]:
-    """Explain losses, local gradients and buffers by replaying the torch loss in a torch rank."""
+def _restored(evidence: Evidence, searches: InterruptibleSearches) -> Ruling | None:
+    """Return the ruling that the port's `flax_restore` changes the state, with its line; None: it does not."""
+    at = evidence.facts.restore_at
+    changed = evidence.jax[at].get("restored", {}) if at is not None and at < len(evidence.jax) else {}
+    if not changed:
+        return None
+    each = [f"{name} from {x:.6g} to {y:.6g}" for name, (x, y) in changed.items()]
+    says = f"restoring after step {at} changes {listed([*changed], joint=', ')}"
+    measured = f"flax_restore, which must return the state that it is given, changes {listed(each, joint=', ')}"
+    ruling = Ruling((Hypothesis(("resume_lost_state",), says, 0.0, measured=measured),), None)
+    return with_function_lines(evidence, searches, ruling, RESTORE)
+
+
+def _explain_model(
+    evidence: Evidence, searches: InterruptibleSearches, layers: bool, restored: Ruling | None
+) -> list[Difference]:
+    """Explain losses, local gradients and buffers by a restore, or by replaying the torch loss in a torch rank."""
     first = evidence.judgement.first
     stages = [stage for stage in LOCAL_STAGES if stage in first]
     steps, compared = _comparable(evidence)
 
     layer, equal, casts = None, 0, ""
     stage = min(stages, key=lambda s: (first[s].step, LOCAL_STAGES.index(s)), default="")
+    if restored and (at := first.get(stage or "buffers")) and at.step - 1 == evidence.facts.restore_at:
+        return [*as_differences(evidence, stage or "buffers", restored)]
     if stages and layers:
         # A layer that cannot be shown, for example one with a collective, is not a problem of the check.
         step = first[stage].step - 1
