@@ -30,7 +30,6 @@ from jaxddp.parity.diagnosis.differences import find_differences, unexplained
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
-from jaxddp.parity.diagnosis.optimizer.update import differing_update
 from jaxddp.parity.diagnosis.rounding import explain_rounding
 from jaxddp.parity.environment import environment
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
@@ -43,6 +42,8 @@ from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.stopping import Stop, Stopped
 from jaxddp.parity.workers import Workers
+
+ENDING = 10.0  # seconds in which processes may end by themselves
 
 
 def check(
@@ -117,13 +118,17 @@ def check(
         runs = Runs(case, crew, seed, progress)
         remarks: tuple[str, ...] = ()
         try:
-            runs.in_float64()
-            runs, remarks = _with_wide_arrays(runs, case, crew)
-            if numerics and len(runs.torch) and len(runs.jax):
-                runs.in_float32()
+            with stop.raising():  # a process starts only once the imports that all processes share are done
+                runs.in_float64()
+                runs, remarks = _with_wide_arrays(runs, case, crew)
+                if numerics and len(runs.torch) and len(runs.jax):
+                    runs.in_float32()
         except Stopped:
             crew.end()
-        return report_on(runs, crew, started, patch, remarks)
+        report = report_on(runs, crew, started, patch, remarks)
+        if workers is None and math.isfinite(stop.left):
+            crew.end(patience=min(ENDING, stop.left))  # the report must not wait for processes beyond the limit
+        return report
 
 
 def _with_wide_arrays(runs: Runs, case: PortCase | Case, workers: Workers) -> tuple[Runs, tuple[str, ...]]:
@@ -134,10 +139,10 @@ def _with_wide_arrays(runs: Runs, case: PortCase | Case, workers: Workers) -> tu
     wide.in_float64()
     if wide.problems or not len(wide.jax) or (evidence := wide.evidence()).judgement.first:
         return runs, ()
-    searches = InterruptibleSearches(workers, [], runs.progress)
-    located, problems, given = searches.on_rank(differing_update, evidence) or (None, [], [])
-    evidence.judgement.given |= {"update": given} if given else {}
-    if searches.ended or located or problems or [*evidence.judgement.beyond()] or _drifts_freely(searches, wide):
+    problems: list[Problem] = []
+    searches = InterruptibleSearches(workers, problems, runs.progress)
+    differs = find_differences(evidence, searches) or [*unexplained(evidence)] or _drifts_freely(searches, wide)
+    if differs or problems or searches.ended:
         return runs, ()
     return wide, (f"{listed(arrays)}: declared in float32. This check has them in float64, and nothing else differs.",)
 

@@ -1,6 +1,6 @@
 """Find the causes of stages that differ: each stage's evidence goes to the diagnosis that covers the stage."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -66,7 +66,7 @@ def find_differences(evidence: Evidence, searches: InterruptibleSearches, layers
     with searches.progress.stage(CAUSES, f"{_in_words(first)}: {SEARCHING}"):
         differences = _explain_all(evidence, searches, layers)
     if searches.ended:
-        return [one if one.cause else replace(one, detail=joined(one.detail, ENDED)) for one in differences]
+        return [*map(_cut_short, differences)]
     return differences
 
 
@@ -90,25 +90,48 @@ def _in_words(first: Mapping[str, Located]) -> str:
 def _explain_all(evidence: Evidence, searches: InterruptibleSearches, layers: bool) -> list[Difference]:
     first = evidence.judgement.first
     differences: list[Difference] = []
-    in_optimizer = partial(with_optimizer_lines, evidence, searches)
     if "samples" in first:
         ruling = with_function_lines(evidence, searches, _explain_samples(evidence), SAMPLES)
         differences += as_differences(evidence, "samples", ruling)
     if evidence.facts.multi_loss:
         return differences + [*differences_of_losses(evidence, searches)]
-    restored, at = _restored(evidence, searches), evidence.facts.restore_at
-    of_model = _explain_model(evidence, searches, layers, restored)
-    of_step = [*_explain_reduction(evidence, searches)]
+    restored = _restored(evidence, searches)
+    shared = partial(_in_share, searches)
+    # The optimizer first: its search is short, and that of a loss may take all of the time.
+    stages = [("update", "optimizer_state"), (OWN_LOCAL, "gradients", "clipped_gradients")]
+    parts = 1 + sum(bool(first.keys() & {*of_search}) for of_search in stages)
+    of_optimizer = shared(parts, lambda: _explain_optimizer(evidence, searches, restored))
+    of_step = shared(1 + bool(first.keys() & {*stages[1]}), lambda: [*_explain_reduction(evidence, searches)])
+    of_model = shared(1, lambda: _explain_model(evidence, searches, layers, restored))
     if OWN_LOSS in first and not of_model and not of_step:
         differences += as_differences(evidence, OWN_LOSS, with_function_lines(evidence, searches, None, IN_STEP))
     if any(difference.cause for difference in of_step):  # the difference in the buffers may follow from it
         of_model = [difference for difference in of_model if difference.cause or difference.stage != "buffers"]
-    differences += of_model + of_step
+    return differences + of_model + of_step + of_optimizer
+
+
+def _in_share(searches: InterruptibleSearches, parts: int, explain: Callable[[], list[Difference]]) -> list[Difference]:
+    """Return the differences of one search, which takes at most one of so many parts of the time that is left."""
+    with searches.share(parts):
+        differences = explain()
+        return [_cut_short(one) for one in differences] if searches.spent else differences
+
+
+def _cut_short(difference: Difference) -> Difference:
+    return difference if difference.cause else replace(difference, detail=joined(difference.detail, ENDED))
+
+
+def _explain_optimizer(
+    evidence: Evidence, searches: InterruptibleSearches, restored: Ruling | None
+) -> list[Difference]:
+    """Explain updates, states and hyperparameters, given the gradients."""
+    first, differences = evidence.judgement.first, list[Difference]()
+    in_optimizer = partial(with_optimizer_lines, evidence, searches)
     if "update" in first:
-        found = restored if first["update"].step - 1 == at else None
-        found = found or searches.on_rank(explain_update, evidence)
-        found = restored if restored and not (found and found.named) else found
-        differences += as_differences(evidence, "update", in_optimizer(found, first["update"].tensor))
+        ruling = restored if first["update"].step - 1 == evidence.facts.restore_at else None
+        ruling = ruling or searches.on_rank(explain_update, evidence)
+        ruling = restored if restored and not (ruling and ruling.named) else ruling
+        differences += as_differences(evidence, "update", in_optimizer(ruling, first["update"].tensor))
     elif "optimizer_state" in first:
         state = first["optimizer_state"].tensor.partition(":")[2]
         differences += as_differences(evidence, "optimizer_state", in_optimizer(None, state))

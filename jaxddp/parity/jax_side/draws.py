@@ -60,8 +60,10 @@ def draws_of(port: Port) -> tuple[Draw, ...]:
         with _replaced(_noting(arguments, draws)):
             return function(*arguments, **more)
 
-    port = replace(port, **{name: noted})
-    functional, loss = pure_loss(port, port.flax_model())
+    changed: dict[str, Any] = {name: noted}
+    port = replace(port, **changed)
+    functional, local_loss = pure_loss(port, port.flax_model())
+    loss: Callable[..., Any] = local_loss
     if port.flax_step is not None and port.torch_step is not None:
         loss = partial(losses_alone, multi_loss_step(functional, port.flax_step, port.flax_optimizer))
     batch = jax.tree.map(jnp.asarray, port.first_batch("jax"))
@@ -84,7 +86,8 @@ def serving(port: DrawnPort) -> DrawnPort:
         served.check()
         return returned
 
-    return replace(port, **{name: served_function})
+    changed: dict[str, Any] = {name: served_function}
+    return replace(port, **changed)
 
 
 def _drawing(port: Port) -> tuple[str, Callable[..., Any]]:

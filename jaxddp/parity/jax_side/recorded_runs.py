@@ -94,7 +94,7 @@ def forced_records(
             restored = _restored(side, state, number)
             changed = {} if restored is state else {"restored": changes(state, restored)}
             record, after = take(restored, batch, reference, number)
-            record |= changed
+            record = {**record, **changed}
             del state, restored
             carried = jax.device_get({name: after.buffers[name] for name in side.alone})
             yield record
