@@ -16,6 +16,7 @@ from jaxddp.errors import InputError, check_weights
 from jaxddp.program import Program, bound, built_in
 from jaxddp.program.losses import named_metrics, shown_metrics
 from torch_ref.config import TorchTrainerConfig
+from torch_ref.lightning import UNKNOWN, Cadence, unpacked
 from torch_ref.losses import Batch, CountFunction, LossFunction, Sums
 
 NEEDED = ("torch_model", "train_data")
@@ -151,20 +152,23 @@ def evaluation_of(program: Program, loss_fn: LossFunction) -> LossFunction:
     return of_flat
 
 
-def optimizer_of(make: MakeOptimizer, model: nn.Module, parameters: list[nn.Parameter]) -> tuple[Optimizer, Any]:
+def optimizer_of(
+    make: MakeOptimizer, model: nn.Module, parameters: list[nn.Parameter], cadence: Cadence = UNKNOWN
+) -> tuple[Optimizer, Any]:
     """Make the optimizer of a program, and its scheduler or None.
 
     Args:
         make: has `torch_optimizer`, with `torch_scheduler` or without, or `configure_optimizers`.
         model: the module.
         parameters: its parameters.
+        cadence: when schedulers in Lightning's dictionaries advance.
 
     Raises:
         InputError: a function takes or returns something other than its name says.
     """
     if make.configure_optimizers is not None:
         name = "configure_optimizers"
-        optimizer, scheduler = _unpacked(make.configure_optimizers(model))
+        optimizer, scheduler = unpacked(make.configure_optimizers(model), cadence)
     else:
         name, optimizer, scheduler = "torch_optimizer", _of_parameters(make, parameters), None
     if not (hasattr(optimizer, "step") and hasattr(optimizer, "param_groups")):
@@ -190,25 +194,6 @@ def _of_parameters(make: MakeOptimizer, parameters: list[nn.Parameter]) -> Any:
             f"torch_optimizer: is given the list of parameters, which has no {error.name}; for a function of the model "
             "call it configure_optimizers"
         ) from error
-
-
-def _unpacked(returned: Any) -> tuple[Optimizer, Any]:
-    """Return the optimizer and the scheduler from any return value that Lightning allows of `configure_optimizers`."""
-    parts = returned if isinstance(returned, tuple) else (returned, None)
-    if len(parts) != 2:
-        raise InputError(f"configure_optimizers: must return (optimizer, scheduler), and returns {len(parts)} values")
-    optimizer, scheduler = (_only(part, kind) for part, kind in zip(parts, ("optimizer", "scheduler"), strict=True))
-    if isinstance(optimizer, dict):
-        raise InputError("configure_optimizers: must return an optimizer, or (optimizer, scheduler), not a dictionary")
-    return optimizer, scheduler
-
-
-def _only(part: Any, kind: str) -> Any:
-    if not isinstance(part, list):
-        return part
-    if len(part) > 1 or (kind == "optimizer" and not part):
-        raise InputError(f"configure_optimizers: returns {len(part)} {kind}s; must be one")
-    return part[0] if part else None
 
 
 def _check_parameters(name: str, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from jaxddp.data.batches import from_arrays
 from jaxddp.errors import InputError
 from jaxddp.program.losses import named_losses
+from torch_ref.ddp_methods import ddp_methods, reduce_by
 from torch_ref.distributed import World
 from torch_ref.losses import Batch, Sums
 
@@ -50,17 +51,23 @@ class AveragedGradients:
     """Hooks that average gradients over the ranks at the end of every backward pass, as DDP does.
 
     With W ranks, `.grad` holds (1 / W) sum_r g_r, where rank r has accumulated g_r. A parameter that a rank's loss does
-    not reach counts as 0 on this rank; one that no rank reaches keeps its gradient.
+    not reach counts as 0 on this rank; one that no rank reaches keeps its gradient. The model gets DDP's methods, see
+    `torch_ref.ddp_methods`: a pass within `no_sync` averages nothing.
 
     Args:
         model: its parameters' gradients are averaged.
-        world: the ranks; all make equally many backward passes.
+        world: the ranks; all average equally often.
         then: called after each average with the parameters that a loss reached.
     """
 
     def __init__(self, model: nn.Module, world: World, then: Callable[[Sequence[nn.Parameter]], None]):
         self._parameters = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
         self._world, self._then = world, then
+        self._wrappers = ddp_methods(model)
+        holding = [{id(p) for p in wrapper.module.parameters()} for wrapper in self._wrappers]
+        self._of = [
+            [w for w, ids in zip(self._wrappers, holding, strict=True) if id(p) in ids] for p in self._parameters
+        ]
         self._reached: set[int] = set()
         for number, parameter in enumerate(self._parameters):
             learns = parameter.requires_grad
@@ -74,14 +81,31 @@ class AveragedGradients:
         self._reached.add(number)
 
     def _average(self) -> None:
-        reached = torch.zeros(len(self._parameters), device=self._world.device)
-        reached[sorted(self._reached)] = 1.0
+        mine = sorted(number for number in self._reached if all(wrapper.averages for wrapper in self._of[number]))
         self._reached = set()
-        of_any_rank = [self._parameters[int(i)] for i in self._world.all_reduce(reached, "max").nonzero()]
-        for parameter in of_any_rank:
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = self._world.all_reduce(gradient.div_(self._world.world_size))
-        self._then(of_any_rank)
+        for wrapper in self._wrappers:
+            wrapper.end()
+        if not mine:
+            return
+        reached = torch.zeros(len(self._parameters), device=self._world.device)
+        reached[mine] = 1.0
+        of_any_rank = [int(i) for i in self._world.all_reduce(reached, "max").nonzero()]
+        for parameter in map(self._parameters.__getitem__, of_any_rank):
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        self._reduce(of_any_rank)
+        self._then([self._parameters[number] for number in of_any_rank])
+
+    def _reduce(self, numbers: Sequence[int]) -> None:
+        """Reduce the gradients of these parameters by the hook of a wrapper, or by their mean without one."""
+        hooks = [next((wrapper.hook for wrapper in reversed(self._of[n]) if wrapper.hook), None) for n in numbers]
+        for hook in {id(hook): hook for hook in hooks}.values():
+            parameters = [self._parameters[n] for n, of_it in zip(numbers, hooks, strict=True) if of_it is hook]
+            if hook is not None:
+                reduce_by(hook, parameters)
+                continue
+            for parameter in parameters:
+                assert parameter.grad is not None, "zeros at least"
+                parameter.grad = self._world.all_reduce(parameter.grad.div_(self._world.world_size))
 
 
 class Optimizers:

@@ -44,10 +44,12 @@ from torch_ref.amp import autocast, grad_scaler
 from torch_ref.checkpoint import CHECKPOINT_FILE, checkpoint_size, load_checkpoint
 from torch_ref.comm_hooks import register
 from torch_ref.data_parallel import WithLoss, wrap
+from torch_ref.ddp_methods import ddp_methods
 from torch_ref.devices import check_devices, num_replicas
 from torch_ref.distributed import World
 from torch_ref.gradient_log import GradientLog
 from torch_ref.launch import launch
+from torch_ref.lightning import Cadence
 from torch_ref.loader import EvaluationBatches, Loader, epoch_indices
 from torch_ref.losses import LossFunction
 from torch_ref.program import (
@@ -182,10 +184,12 @@ def _optimizer(
         make = MakeOptimizer.of(program, total_steps=total_steps, steps_per_epoch=loader.steps_per_epoch)
         if (step := program.get("torch_step")) is not None:
             assert make.configure_optimizers is not None, "needed"
+            ddp_methods(module)
             made = make.configure_optimizers(module)
             optimizers: Any = Optimizers(made, module)
             return optimizers, None, ProgramStep(step, module, made, world)
-        return *optimizer_of(make, module, list(module.parameters())), None
+        cadence = Cadence(loader.steps_per_epoch, config.accumulation_steps)
+        return *optimizer_of(make, module, list(module.parameters()), cadence), None
     scaled = config.with_scaled_lr(num_replicas(config))
     return *optim.from_config(module.parameters(), scaled, total_steps, world), None
 

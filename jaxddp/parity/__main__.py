@@ -3,14 +3,18 @@
 import fnmatch
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that Ctrl-C ends the imports, which take seconds, in silence
+if __name__ == "__main__":
+    BEGAN = time.monotonic()  # before the imports, which the limit includes
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that Ctrl-C ends the imports, which take seconds, in silence
 
 from tyro.conf import Positional, arg
 
@@ -30,7 +34,7 @@ from jaxddp.parity.report.json_form import to_json
 from jaxddp.parity.report.page import MARK as PAGE
 from jaxddp.parity.report.page import to_html
 from jaxddp.parity.report.report import Report
-from jaxddp.parity.stopping import Stop
+from jaxddp.parity.stopping import Stop, Stopped
 
 if TYPE_CHECKING:
     from jaxddp.parity.cases import NamedCase
@@ -113,9 +117,10 @@ def main(options: CheckOptions, flags: Sequence[str] = (), show_traceback: bool 
         show_traceback: print the traceback of each error of a port.
     """
     start_imports()  # they take as long as this process's
-    stop = Stop(options.limit)
+    stop = Stop(options.limit, began=BEGAN if __name__ == "__main__" else None)
     with stop.listening(signal.SIGINT, signal.SIGTERM):
-        import_quickly("jaxddp.parity.checking")
+        with suppress(Stopped), stop.raising():
+            import_quickly("jaxddp.parity.checking")
         return _main(options, flags, show_traceback, stop)
 
 
@@ -154,9 +159,12 @@ def _main(options: CheckOptions, flags: Sequence[str], show_traceback: bool, sto
 
 
 def _check_port(options: CheckOptions, flags: Sequence[str], stop: Stop) -> Report:
+    assert options.port is not None
+    if stop.why:  # during the imports
+        sizes = options.world_size, options.steps, "float64"
+        return Report(str(options.port), *sizes, ended=stop.why, untried=("imports, and the check",))
     from jaxddp.parity.checking import check
 
-    assert options.port is not None
     return check(
         options.port,
         world_size=options.world_size,
@@ -192,6 +200,8 @@ def _write_names(port: Path, report: Report) -> None:
 
 def _check_builtin(options: CheckOptions, stop: Stop) -> list[Report]:
     """Check jaxddp's own models, and print a line for each as soon as it is checked."""
+    if stop.why:
+        raise InputError(f"{stop.why}: ended the imports; nothing was checked")
     from jaxddp.parity.cases import builtin_cases
     from jaxddp.parity.checking import check
     from jaxddp.parity.workers import Workers

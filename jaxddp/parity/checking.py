@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,11 @@ from jaxddp.parity.cases import Case, PortCase
 from jaxddp.parity.catalogue import EDITS
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, reference_clipping, shows_clipping
 from jaxddp.parity.compare.finite import NotFinite, first_not_finite
-from jaxddp.parity.compare.free_running import drifts, free_running, grown_rounding
+from jaxddp.parity.compare.free_running import drifts, free_running, grown_rounding, with_drift_of_rounding
 from jaxddp.parity.compare.idle import idle
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.diagnosis.cause_lines import START, with_function_lines
-from jaxddp.parity.diagnosis.differences import find_differences
+from jaxddp.parity.diagnosis.differences import find_differences, unexplained
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
@@ -36,11 +37,13 @@ from jaxddp.parity.patch.proposals import with_patches
 from jaxddp.parity.port import Port, PortFile, PortSource
 from jaxddp.parity.processes import end_if_importing
 from jaxddp.parity.progress import CAUSES, COMPARE, DRAW, FLOAT32, FORCED, FREE, PATCHES, Progress
-from jaxddp.parity.records import Record, total_loss
+from jaxddp.parity.records import Record, Records, total_loss
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.stopping import Stop, Stopped
 from jaxddp.parity.workers import Workers
+
+ENDING = 10.0  # seconds in which processes may end by themselves
 
 
 def check(
@@ -113,16 +116,38 @@ def check(
         crew.watch = progress.watch
         context.callback(setattr, crew, "watch", lambda children: None)
         runs = Runs(case, crew, seed, progress)
+        remarks: tuple[str, ...] = ()
         try:
-            runs.in_float64()
-            if numerics and len(runs.torch) and len(runs.jax):
-                runs.in_float32()
+            with stop.raising():  # a process starts only once the imports that all processes share are done
+                runs.in_float64()
+                runs, remarks = _with_wide_arrays(runs, case, crew)
+                if numerics and len(runs.torch) and len(runs.jax):
+                    runs.in_float32()
         except Stopped:
             crew.end()
-        return report_on(runs, crew, started, patch)
+        report = report_on(runs, crew, started, patch, remarks)
+        if workers is None and math.isfinite(stop.left):
+            crew.end(patience=min(ENDING, stop.left))  # the report must not wait for processes beyond the limit
+        return report
 
 
-def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False) -> Report:
+def _with_wide_arrays(runs: Runs, case: PortCase | Case, workers: Workers) -> tuple[Runs, tuple[str, ...]]:
+    """Return runs whose arrays in float32 are float64, with a remark on them, if these runs then differ in nothing."""
+    if not (arrays := runs.narrow_arrays()) or not isinstance(case, PortCase):
+        return runs, ()
+    wide = Runs(replace(case, wide=True), workers, runs.seed, runs.progress)
+    wide.in_float64()
+    if wide.problems or not len(wide.jax) or (evidence := wide.evidence()).judgement.first:
+        return runs, ()
+    problems: list[Problem] = []
+    searches = InterruptibleSearches(workers, problems, runs.progress)
+    differs = find_differences(evidence, searches) or [*unexplained(evidence)] or _drifts_freely(searches, wide)
+    if differs or problems or searches.ended:
+        return runs, ()
+    return wide, (f"{listed(arrays)}: declared in float32. This check has them in float64, and nothing else differs.",)
+
+
+def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False, remarks: Sequence[str] = ()) -> Report:
     """Return the report on these runs.
 
     Args:
@@ -130,6 +155,7 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
         workers: processes in which the diagnosis replays hypotheses.
         started: start of the check, by `time.monotonic`.
         patch: whether to look for patches.
+        remarks: sentences for the report.
     """
     progress, untried = runs.progress, [*runs.progress.untried()]
     with progress.stage(COMPARE):
@@ -155,23 +181,25 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
     if not semantic and not untried:  # rounding can be compared only if both sides mean the same, and over all steps
         differences += [one for one in numeric if one.stage not in {d.stage for d in differences}]
         differences = explain_rounding(evidence, searches, numerics, differences)
-    free = _free_running(runs, evidence)
+    free, rate_rounding = _free_running(runs, evidence, searches), evidence.judgement.rate_rounding
     if not semantic:
-        differences += drifts(free, len(runs.jax))
+        differences += drifts(free, len(runs.jax), rate_rounding)
+    differences = differences or ([] if problems else [*unexplained(evidence)])
     if searches.ended and not all(one.cause for one in differences):
         untried.append(CAUSES)
     diff = ""
     if patch:
-        differences, diff = with_patches(runs, evidence, searches, differences, _drifts_freely)
+        differences, diff = with_patches(runs, evidence, searches, differences, partial(_drifts_freely, searches))
     if patch and searches.ended and differences:
         untried.append(PATCHES)
-    remarks = [*idle(evidence.torch, reference_clipping(runs.facts)), *([] if differences else grown_rounding(free))]
+    exercised = idle(evidence.torch, reference_clipping(runs.facts))
+    grown = [] if differences else grown_rounding(free, rate_rounding)
     return Report(
         port=runs.case.name,
         world_size=runs.case.world_size,
         steps=runs.case.steps,
         dtype=runs.case.dtype,
-        stages=evidence.judgement.results(),
+        stages=evidence.judgement.results(alone=not differences),
         unseen=_unseen(runs),
         losses=_losses(runs),
         differences=tuple(differences),
@@ -180,8 +208,8 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False)
         names=runs.names,
         no_twin=runs.no_twin,
         free_running=free,
-        idle=(*remarks, *_left_out(runs.facts.unchecked)),
-        rate_rounding=evidence.judgement.rate_rounding,
+        idle=(*remarks, *exercised, *grown, *_left_out(runs.facts.unchecked)),
+        rate_rounding=rate_rounding,
         ended=progress.stop.why if untried else "",
         untried=tuple(untried) if progress.stop.why else (),
         patch=diff,
@@ -213,15 +241,23 @@ def _numerics(runs: Runs) -> tuple[dict[str, Numerics], list[Difference]]:
     return compare_numerics((runs.jax, runs.jax32), (runs.torch, runs.torch32), runs.facts)
 
 
-def _free_running(runs: Runs, evidence: Evidence) -> dict[str, StageResult]:
+def _free_running(runs: Runs, evidence: Evidence, searches: InterruptibleSearches) -> dict[str, StageResult]:
     """Compare both sides on their own, over the steps of the evidence."""
+
+    def compared(records: Records) -> dict[str, StageResult]:
+        return free_running(runs.start, runs.torch, records, len(evidence.torch), rounding)
+
     rounding = evidence.judgement.rate_rounding
-    return free_running(runs.start, runs.torch, runs.free, len(evidence.torch), rounding)
+    free = compared(runs.free)
+    if any(drifts(free, 0, rounding)) and (rounded := searches.run(runs.rounded, problems=[])) is not None:
+        return with_drift_of_rounding(free, compared(rounded))
+    return free
 
 
-def _drifts_freely(runs: Runs) -> bool:
+def _drifts_freely(searches: InterruptibleSearches, runs: Runs) -> bool:
     """Return whether jax on its own drifts away from torch on its own."""
-    return any(drifts(_free_running(runs, runs.evidence()), len(runs.jax)))
+    evidence = runs.evidence()
+    return any(drifts(_free_running(runs, evidence, searches), len(runs.jax), evidence.judgement.rate_rounding))
 
 
 def _losses(runs: Runs) -> tuple[tuple[float, float], ...]:

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,20 +12,24 @@ from typing import Any
 from jaxddp.errors import InputError
 from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.cases import PortCase
+from jaxddp.parity.compare.free_running import rounding_of_gradients
 from jaxddp.parity.compare.judge import judge
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import Problem
-from jaxddp.parity.jax_side.child import Forced, Free, JaxJob, Starts, jax_records
+from jaxddp.parity.jax_side.child import Forced, Free, JaxJob, NarrowArrays, Starts, jax_records
 from jaxddp.parity.jax_side.twins import FindCrossedNames, FindTwins
 from jaxddp.parity.lazy_arrays import Arrays
+from jaxddp.parity.operations import SourceLine
 from jaxddp.parity.port import Facts
 from jaxddp.parity.port.draws import Draw, DrawnSource, paired
 from jaxddp.parity.port.port import PREFIX
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.progress import DRAW, FLOAT32, FORCED, FREE, Progress
-from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, is_large_model, shapes_of
+from jaxddp.parity.records import Lazy, Records, RecordWriter, Scratch, StoredRecord, is_large_model, shapes_of
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import DrawWeights, Steps, Summary, rank_folder
+from jaxddp.parity.torch_side.widened import NarrowConstants
+from jaxddp.parity.user_code.homes import home_of
 from jaxddp.parity.workers import Workers
 
 Draws = tuple[Draw, ...] | InputError | None  # or why they are not known
@@ -33,6 +37,7 @@ Draws = tuple[Draw, ...] | InputError | None  # or why they are not known
 COPIES = {True: (2.1, 1.6), False: (0.0, 8.0)}  # replicas share them: measured with two: 5.3; or do not: 15.8
 AT_REST = 1.0  # GiB of all processes before a model is made
 GIB = 2**30
+OF_FLOAT32 = 1e-4  # largest residual for which arrays in float32 are looked for; measured: up to 3e-8
 LOOK_AHEAD = 4  # learning rates are recorded for this many times the run's steps
 
 
@@ -103,6 +108,35 @@ class Runs:
         stage = self.progress.stage(FLOAT32, torch=self.torch32, jax=self.jax32)
         with stage, self._beside(of_jax), self._noting("torch"):
             self._workers.torch.do(forced)
+
+    def rounded(self) -> Records:
+        """Run torch freely once more, with what jax's forced gradients differ by added to its own; return the records.
+
+        Raises:
+            ChildError: torch fails.
+        """
+        case, writer = self.case, RecordWriter(self.path("rounding"))
+        for torch, jax in zip(self.torch, self.jax, strict=False):
+            writer.write({"gradients": rounding_of_gradients(torch, jax)})
+        sizes, folder = (case.world_size, len(self.jax)), self.path("rounded")
+        source, rounding = case.torch_source, self.path("rounding")
+        self._workers.torch.do(Steps(source, "float64", *sizes, folder, self.start, rounding=rounding))
+        return self._torch("rounded")
+
+    def narrow_arrays(self) -> tuple[str, ...]:
+        """Describe each array that is declared in float32 and may explain small differences of the forced run."""
+        results = () if self._is_large else self.evidence().judgement.results().values()
+        beyond = [max(x.residuals) for x in results if not max(x.residuals) <= x.allowed]
+        if self.problems or not isinstance(self.case, PortCase) or not beyond or not max(beyond) <= OF_FLOAT32:
+            return ()
+        of_jax: tuple[str, ...] = ()
+        constants: dict[str, SourceLine | None] = {}
+        with suppress(ChildError):
+            of_jax = self._workers.jax.do(NarrowArrays(self.case, self.start))
+            (constants,) = self._workers.torch.do(NarrowConstants(self.case.torch_source))
+        line = home_of(Path(self.case.name), "flax_optimizer")
+        of_each = [("jax", name, line) for name in of_jax] + [("torch", *pair) for pair in constants.items()]
+        return tuple(f"{side}'s {name}{'' if at is None else f' ({at})'}" for side, name, at in of_each)
 
     def crossed_names(self) -> str:
         """Look for two lines of the port's `names` whose swap makes the forward pass equal, and describe it."""

@@ -5,7 +5,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -20,7 +20,9 @@ class Stop:
     """A request to end early, made by a signal or a limit of time; several checks may share one.
 
     Args:
-        limit: seconds from now; None: no limit.
+        limit: seconds; None: no limit.
+        clock: seconds.
+        began: time by `clock` from which the limit counts; None: now.
 
     Attributes:
         why: reason of the request; "": none was made.
@@ -35,29 +37,61 @@ class Stop:
         the limit of 0 s
     """
 
-    def __init__(self, limit: float | None = None):
+    def __init__(
+        self, limit: float | None = None, clock: Callable[[], float] = time.monotonic, began: float | None = None
+    ):
         self.why = ""
-        self._limit = math.inf if limit is None else limit
-        self._until = time.monotonic() + self._limit
+        self._limit, self._clock = math.inf if limit is None else limit, clock
+        self._until, self._share_until = (clock() if began is None else began) + self._limit, math.inf
         self._may_raise = self._has_ctrl_c = self._timed_out = False
         self._received = -math.inf
 
     def poll(self) -> None:
-        """Raise `Stopped` if the check is to end."""
-        if time.monotonic() > self._until:
+        """Raise `Stopped` if the check is to end, or if the share of the time that is left is spent; see `share`."""
+        if not self.left:
             self.why = self.why or f"the limit of {self._limit:g} s"
-        if self.why:
+        if self.why or self.spent:
             raise Stopped
+
+    @property
+    def spent(self) -> bool:
+        """Return whether the share of the time that is left is spent, and not all of it."""
+        return not self.why and self._clock() > self._share_until
+
+    @property
+    def left(self) -> float:
+        """Return the seconds that are left until the limit, 0 after it."""
+        return max(0.0, self._until - self._clock())
+
+    @contextmanager
+    def share(self, parts: int) -> Iterator[None]:
+        """Within the `with` statement, `poll` raises once one of so many parts of the time that is left is spent.
+
+        >>> stop = Stop(limit=60.0, clock=iter([0.0, 20.0, 39.0, 39.0, 41.0, 41.0]).__next__)
+        >>> with stop.share(2):
+        ...     stop.poll()
+        ...     try:
+        ...         stop.poll()
+        ...     except Stopped:
+        ...         print("spent")
+        spent
+        """
+        now = self._clock()
+        self._share_until = now + max(0.0, self._until - now) / parts
+        try:
+            yield
+        finally:
+            self._share_until = math.inf
 
     @contextmanager
     def raising(self) -> Iterator[None]:
         """Within the `with` statement a signal raises `Stopped` at once; elsewhere `poll` does."""
         self.poll()
-        self._may_raise = True
+        before, self._may_raise = self._may_raise, True
         try:
             yield
         finally:
-            self._may_raise = False
+            self._may_raise = before
 
     @contextmanager
     def listening(self, *signals: signal.Signals) -> Iterator[None]:
@@ -67,7 +101,7 @@ class Stop:
             handlers = {n: signal.getsignal(n) for n in signals if signal.getsignal(n) in default}
         for number in handlers:
             signal.signal(number, self._receive)
-        timer = threading.Timer(max(0.0, self._until - time.monotonic()), self._time_out)
+        timer = threading.Timer(self.left, self._time_out)
         timer.daemon = True
         if self._limit < threading.TIMEOUT_MAX:
             timer.start()

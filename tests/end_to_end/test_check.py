@@ -185,6 +185,91 @@ def test_a_right_port_is_equal_at_every_stage(checked: Checked) -> None:
     assert len(report.losses) == STEPS and report.seconds > 0 and report.environment["torch"]
 
 
+# Units so saturated that many gradients are nothing but rounding, of which Adam makes full steps.
+SATURATED = [
+    ("return TorchNet()", "net = TorchNet()\n    [p.data.mul_(60) for p in net.parameters()]\n    return net"),
+    own_optimizers("Adam(parameters, lr=1e-2, eps=1e-14)", "optax.adam(1e-2, eps=1e-14)"),
+]
+FALLS = """
+def torch_scheduler(optimizer): return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - 1e-4 * step)
+"""
+FORGETS_TO_COUNT = """
+def flax_step(loss, optimizer, state, batch):
+    import dataclasses, jax, optax
+    (value, buffers), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, state.buffers, batch)
+    gradients = jax.lax.pmean(gradients, "replica")
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, jax.tree.map(lambda x: (1 - 1e-4 * state.step) * x, updates))
+    return dataclasses.replace(state, step=COUNT, params=params, opt_state=opt_state)
+"""
+
+
+@pytest.mark.parametrize(("count", "verdict"), [("state.step + 1", "equal"), ("state.step", "different")])
+def test_a_free_run_may_drift_as_far_as_rounding_of_gradients_moves_the_reference(
+    count: str, verdict: str, checked: Checked
+) -> None:
+    report = checked(*SATURATED, more=FALLS + FORGETS_TO_COUNT.replace("COUNT", count))
+    assert report.verdict == verdict, report
+    assert [(one.stage, one.step) for one in report.differences] == [("params", 2)] * (verdict == "different")
+    for result in report.stages.values():  # measured: updates differ by 3e-6, and given their gradients by 7e-14
+        assert max(result.residuals) <= result.allowed or verdict == "different"
+
+
+RESTORES = """
+def flax_restore(state):
+    import dataclasses, jax
+    return dataclasses.replace(state, CHANGE)
+restore_at = 1
+"""
+BEHIND = "opt_state=jax.tree.map(lambda x: x - 1 if x.dtype == 'int32' and not x.ndim else x, state.opt_state)"
+OF_SCHEDULE = BEHIND.replace("state.opt_state", "state.opt_state[1:]").replace("=jax", "=state.opt_state[:1] + jax")
+ROUNDED = "params=jax.tree.map(lambda x: x.astype('float32').astype(x.dtype) * (1 + 1e-6), state.params)"
+
+
+@pytest.mark.parametrize(
+    ("change", "stage", "what"),
+    [
+        (BEHIND, "update", "opt_state[0].count from 1 to 0, opt_state[1].count from 1 to 0"),
+        (OF_SCHEDULE, "update", "opt_state[1].count from 1 to 0"),
+        (ROUNDED, "local_loss", "params from "),
+    ],
+    ids=["all counts", "the schedule's", "parameters"],
+)
+def test_a_restore_that_changes_the_state_is_named_at_its_line(
+    change: str, stage: str, what: str, checked: Checked
+) -> None:
+    chain = "optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(lambda t: -0.01 * (1 - 1e-2 * t)))"
+    falls = FALLS.replace("1e-4", "1e-2")
+    report = checked(
+        own_optimizers("Adam(parameters, lr=0.01)", chain), more=falls + RESTORES.replace("CHANGE", change)
+    )
+    ((difference),) = report.differences
+    assert (difference.stage, difference.step) == (stage, 2) and difference.cause is not None, report
+    assert difference.cause.names == ("resume_lost_state",) and what in difference.cause.measured
+    assert difference.cause.jax is not None and difference.cause.jax.itself == "def flax_restore(state):"
+
+
+def test_a_skipped_update_is_no_learning_rate_of_0(checked: Checked) -> None:
+    skips = FORGETS_TO_COUNT.replace("(1 - 1e-4 * state.step) * x", "(state.step % 2 == 0) * x")
+    report = checked(
+        own_optimizers("SGD(parameters, lr=0.1)", "optax.sgd(0.1)"), more=skips.replace("COUNT", "state.step + 1")
+    )
+    ((difference),) = report.differences
+    assert (difference.stage, difference.step, difference.cause) == ("update", 2, None), report
+
+
+# The last step forgets the moments, which no later update shows.
+FORGETS_LAST = FORGETS_TO_COUNT.replace("COUNT", "state.step + 1").replace(
+    "opt_state=opt_state", "opt_state=jax.tree.map(lambda x: jax.numpy.where(state.step == 2, 0 * x, x), opt_state)"
+)
+
+
+def test_a_state_that_differs_after_the_last_update_is_a_difference(checked: Checked) -> None:
+    report = checked(own_optimizers("Adam(parameters, lr=1e-2)", "optax.adam(1e-2)"), more=FALLS + FORGETS_LAST)
+    ((difference),) = report.differences
+    assert (difference.stage, difference.step, report.verdict) == ("optimizer_state", 3, "different"), report
+
+
 CLIPS = UNRESTRAINED | {"clipped_gradients"}
 # Changes, more of the port; the stages that are compared.
 RIGHT: dict[str, tuple[list[Change], str, set[str]]] = {

@@ -77,6 +77,63 @@ def test_other_right_ports_are_equal_too(changes: list[Change], checked: Checked
     assert checked(*changes).verdict == "equal"
 
 
+NOISY = [
+    ("        return torch.tanh(self.fc2(F.gelu", "        return torch.tanh(self.fc2(F.dropout(F.gelu"),
+    ("(self.fc1(x))))\n\nclass Critic(nn.Module)", "(self.fc1(x)), 0.25)))\n\nclass Critic(nn.Module)"),
+    (
+        "jnp.tanh(self.fc2(nnx.gelu(self.fc1(x), approximate=False)))",
+        "jnp.tanh(self.fc2(nnx.Dropout(0.25, rngs=nnx.Rngs(0))(nnx.gelu(self.fc1(x), approximate=False))))",
+    ),
+]
+
+
+def test_both_steps_draw_the_same_numbers(checked: Checked) -> None:
+    report = checked(*NOISY, JITTED)
+    assert report.verdict == "equal", report
+    report = checked(*NOISY, ("nnx.Dropout(0.25", "nnx.Dropout(0.5"))
+    assert {one.cause and one.cause.names for one in report.differences} == {("dropout_rate",)}, report
+
+
+# Sharpness-aware: the first pass of the critic is each replica's own.
+OWN_FIRST = [
+    ("    critic = F.mse_loss(", "    with torch.no_grad():\n        critic = F.mse_loss("),
+    (
+        '    optimizers["critic"].zero_grad()\n    critic.backward()\n',
+        '    weights = [*model["critic"].parameters()]\n'
+        '    optimizers["critic"].zero_grad()\n'
+        '    with model["critic"].no_sync():\n'
+        "        F.mse_loss(model['critic'](batch['x'], batch['action']), batch['reward']).backward()\n"
+        "    shift = [0.05 * w.grad for w in weights]\n"
+        "    torch._foreach_add_([w.data for w in weights], shift)\n"
+        '    optimizers["critic"].zero_grad()\n'
+        "    F.mse_loss(model['critic'].module(batch['x'], batch['action']), batch['reward']).backward()\n"
+        "    torch._foreach_sub_([w.data for w in weights], shift)\n",
+    ),
+    (
+        '    critic = update("critic", lambda critic: ((critic(batch["x"], batch["action"]) - wanted) ** 2).mean())\n',
+        '    loss = lambda critic: ((critic(batch["x"], batch["action"]) - batch["reward"]) ** 2).mean()\n'
+        "    before = jax.tree.map(jax.numpy.copy, nnx.state(model['critic']))\n"
+        "    shift = FIRST(nnx.grad(loss)(model['critic']))\n"
+        "    nnx.update(model['critic'], jax.tree.map(lambda w, g: w + 0.05 * g, before, shift))\n"
+        "    gradients = nnx.grad(loss)(model['critic'])\n"
+        "    nnx.update(model['critic'], before)\n"
+        "    critic = ((model['critic'](batch['x'], batch['action']) - wanted) ** 2).mean()\n"
+        "    optimizers['critic'].update(model['critic'], jax.lax.pmean(gradients, 'replica'))\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("first", "verdict"),
+    [("lambda gradients: gradients", "equal"), ("lambda gradients: jax.lax.pmean(gradients, 'replica')", "different")],
+    ids=["own", "averaged"],
+)
+def test_gradients_of_a_pass_within_no_sync_are_each_replicas_own(first: str, verdict: str, checked: Checked) -> None:
+    report = checked(*OWN_FIRST, ("FIRST", f"({first})"))
+    assert report.verdict == verdict, report
+    assert {one.stage for one in report.differences} == ({"gradients"} if verdict == "different" else set())
+
+
 # Fault of one of two optimizers -> how the lines begin that make it, in jax and in torch.
 OPTIMIZERS = {
     "eps_value": ('"actor": optax.adam(1e-2, eps=1e-6)', '"actor": torch.optim.Adam('),
@@ -206,10 +263,15 @@ def test_what_has_no_name_is_located(
         (
             [("    with torch.no_grad():\n        value", "    F.dropout(batch['x'])\n    if True:\n        value")],
             MODULES,
-            "numbers of a torch_step cannot be given to both sides",
+            "torch draws a bernoulli (6, 3), jax none",
+        ),
+        (
+            [("    critic.backward()", "    with model['critic'].join(): critic.backward()")],
+            MODULES,
+            "torch_step: calls join of DistributedDataParallel; must call no others than module, no_sync, ",
         ),
     ],
-    ids=["losses", "torch twice", "jax twice", "state", "branch", "clipping", "optimizers", "draws"],
+    ids=["losses", "torch twice", "jax twice", "state", "branch", "clipping", "optimizers", "draws", "ddp"],
 )
 def test_what_cannot_be_checked_is_told(changes: list[Change], form: str, message: str, checked: Checked) -> None:
     report = checked(*changes, form=form)

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from jaxddp.parity import records
-from jaxddp.parity.__main__ import run
+from jaxddp.parity.__main__ import EXIT_CODES, CheckOptions, _main, run
 from jaxddp.parity.cases import builtin_cases
 from jaxddp.parity.diagnosis import differences
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.progress import CAUSES, Progress
 from jaxddp.parity.report.json_form import from_json, to_json
+from jaxddp.parity.stopping import Stop, Stopped
 from tests.support.small_port import RENAMED, own_optimizers, write
 
 SIDES = ("torch", "flax")
@@ -231,6 +232,19 @@ def test_built_in_cases_have_unique_names_and_cover_every_feature() -> None:
 
 
 @pytest.mark.large
+def test_a_limit_that_ends_the_imports_yields_text_page_and_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = Stop(10.0, clock=lambda: 20.0, began=0.0)
+    with pytest.raises(Stopped):
+        stop.poll()
+    options = CheckOptions(write(tmp_path), json=tmp_path / "check.json", report=tmp_path / "check.html")
+    assert _main(options, [], stop) == EXIT_CODES["incomplete"]
+    assert "Ended early by the limit of 10 s" in capsys.readouterr().out
+    assert json.loads((tmp_path / "check.json").read_text())["ended"] == "the limit of 10 s"
+    assert "the limit of 10 s" in (tmp_path / "check.html").read_text()
+
+
 def test_models_that_were_not_tried_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from jaxddp.parity.jax_side.side import JaxSide, side_of_port
 from jaxddp.parity.port import Port, PortSource
 from jaxddp.parity.port.draws import DrawnPort
 from jaxddp.parity.records import Tensors
+from jaxddp.parity.torch_side.widened import WideSource
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class PortCase:
         dtype: "float64" or "float32".
         seed: seed of torch's generator, from which the weights are drawn.
         casts: dtypes to which torch's loss casts; a run in float64 lifts such casts on both sides.
+        wide: constants and optimizers' arrays that are declared in float32 are float64 in a run in float64.
     """
 
     source: PortSource
@@ -35,6 +37,7 @@ class PortCase:
     dtype: str = "float64"
     seed: int = 0
     casts: tuple[str, ...] = ()
+    wide: bool = False
 
     @property
     def name(self) -> str:
@@ -50,11 +53,11 @@ class PortCase:
     @property
     def torch_source(self) -> PortSource:
         """Source of the port, which each torch rank makes anew."""
-        return self.source
+        return WideSource(self.source) if self.wide else self.source
 
     def jax_side(self) -> JaxSide:
         """Build the jax side: the port's jax functions."""
-        return side_of_port(self.port, self.steps, self.dtype, self.casts)
+        return side_of_port(self.port, self.steps, self.dtype, self.casts, self.wide and self.dtype == "float64")
 
     def with_dtype(self, dtype: str) -> "PortCase":
         """Return the same case in another dtype."""

@@ -70,6 +70,7 @@ class Judgement:
 
     Attributes:
         residuals: stage -> per step, tensor -> residual of jax against torch.
+        given: the same, against what the reference computes from jax's inputs of the stage.
         update_rounding: per step, see `rounding_of_update`.
         shares: per step, see `rate_in_float32`.
         rates_off: per step, rounding of a float32 rate, relative to the largest rate so far.
@@ -79,6 +80,7 @@ class Judgement:
     """
 
     residuals: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    given: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     update_rounding: list[float] = field(default_factory=list)
     shares: list[dict[str, float]] = field(default_factory=list)
     rates_off: list[float] = field(default_factory=list)
@@ -86,9 +88,19 @@ class Judgement:
     same_examples: list[list[int]] = field(default_factory=list)
     first: dict[str, Located] = field(default_factory=dict)
 
-    def results(self) -> dict[str, StageResult]:
-        """Result of each compared stage over all steps."""
-        return {stage: self._result(stage) for stage in ORDER if stage in self.residuals}
+    def results(self, alone: bool = False) -> dict[str, StageResult]:
+        """Return each stage's result over all steps; with `alone`, given jax's inputs where that was judged."""
+        steps = {**self.residuals, **{stage: x for stage, x in self.given.items() if alone and stage in self.residuals}}
+        return {stage: self._result(stage, steps[stage]) for stage in ORDER if stage in steps}
+
+    def beyond(self) -> Iterator[tuple[str, Located]]:
+        """Yield where each stage first differs by more than is allowed, although no stage was found to differ."""
+        for stage, result in self.results(alone=True).items():
+            steps = enumerate(result.residuals, start=1)
+            if step := next((step for step, worst in steps if worst > result.allowed), None):
+                of_step = (self.given.get(stage) or self.residuals[stage])[step - 1]
+                tensor = max(of_step, key=of_step.__getitem__)
+                yield stage, Located(step, tensor, of_step[tensor], result.allowed, "no stage before it differs")
 
     @property
     def rate_rounding(self) -> float:
@@ -102,8 +114,7 @@ class Judgement:
         rounding = self.update_rounding if step is None else self.update_rounding[step - 1 : step]
         return ALLOWED[stage] + max(rounding, default=0.0)
 
-    def _result(self, stage: str) -> StageResult:
-        steps = self.residuals[stage]
+    def _result(self, stage: str, steps: Sequence[Mapping[str, float]]) -> StageResult:
         worst: dict[str, float] = {}
         for of_step in steps:
             for name, value in of_step.items():
@@ -139,6 +150,7 @@ def judge(
         for stage, plain, given in _stages(torch, jax, facts, optimizer, judgement.shares[-1], max(peak, highest)):
             if plain:
                 judgement.residuals.setdefault(stage, []).append(plain)
+                judgement.given.setdefault(stage, []).append(given or plain)
             _locate(judgement, stage, step, given)
         moved = judgement.first.get("update")
         if moved is not None and moved.step == step and moved.tensor not in torch["clipped_gradients"]:

@@ -24,6 +24,7 @@ CLIPPED = (MEAN, "flax_step"), ("clip_grad_norm", "torch_clip_grad_norm", "clip_
 IN_STEP = ("flax_step",), ("torch_step",)
 STEP = ("flax_step", "flax_loss"), ("torch_step", "torch_loss")
 START = ("flax_start",), ()
+RESTORE = ("flax_restore",), ()
 MODEL = "flax_model"
 CLIPPING = ("clip_missing", "clip_norm", "clip_by_value", "clip_epsilon")  # faults of a step or a chain that clips
 SCHEDULE = ("schedule", "lr_off_by_one", "warmup_start", "scheduler_too_fast", "rate_rounded")

@@ -1,11 +1,12 @@
 """Find the causes of stages that differ: each stage's evidence goes to the diagnosis that covers the stage."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from jaxddp.errors import listed
 from jaxddp.parity.case_interface import LOCAL_STAGES
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, beyond_excerpts, beyond_local_excerpts, reference_clipping
 from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located
@@ -15,6 +16,7 @@ from jaxddp.parity.diagnosis.cause_lines import (
     IN_STEP,
     LOSS,
     REDUCTION,
+    RESTORE,
     SAMPLES,
     STEP,
     read_program,
@@ -30,7 +32,7 @@ from jaxddp.parity.diagnosis.multi_loss import differences_of_losses
 from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_update
 from jaxddp.parity.diagnosis.reduction.reduction_causes import SHOWN, ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
-from jaxddp.parity.diagnosis.search.decide import Ruling
+from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
 from jaxddp.parity.findings import Difference, Problem
 from jaxddp.parity.jax_side.child import Micro
 from jaxddp.parity.jax_side.port_lines import StepCollectives
@@ -55,16 +57,23 @@ def find_differences(evidence: Evidence, searches: InterruptibleSearches, layers
     if not evidence.judgement.residuals:
         return []
     if evidence.facts.custom_step:
-        located, problems = searches.on_rank(differing_update, evidence) or (None, [])
+        located, problems, given = searches.on_rank(differing_update, evidence) or (None, [], [])
         first |= {} if located is None else {"update": located}
+        evidence.judgement.given |= {"update": given} if given else {}
         searches.problems += problems
     if not first:
         return []
     with searches.progress.stage(CAUSES, f"{_in_words(first)}: {SEARCHING}"):
         differences = _explain_all(evidence, searches, layers)
     if searches.ended:
-        return [one if one.cause else replace(one, detail=joined(one.detail, ENDED)) for one in differences]
+        return [*map(_cut_short, differences)]
     return differences
+
+
+def unexplained(evidence: Evidence) -> Iterator[Difference]:
+    """Yield a difference for each stage beyond what is allowed, for a check that has found none and no problem."""
+    for stage, located in evidence.judgement.beyond():
+        yield from as_differences(evidence, stage, None, located)
 
 
 def _in_words(first: Mapping[str, Located]) -> str:
@@ -81,22 +90,48 @@ def _in_words(first: Mapping[str, Located]) -> str:
 def _explain_all(evidence: Evidence, searches: InterruptibleSearches, layers: bool) -> list[Difference]:
     first = evidence.judgement.first
     differences: list[Difference] = []
-    in_optimizer = partial(with_optimizer_lines, evidence, searches)
     if "samples" in first:
         ruling = with_function_lines(evidence, searches, _explain_samples(evidence), SAMPLES)
         differences += as_differences(evidence, "samples", ruling)
     if evidence.facts.multi_loss:
         return differences + [*differences_of_losses(evidence, searches)]
-    of_model = _explain_model(evidence, searches, layers)
-    of_step = [*_explain_reduction(evidence, searches)]
+    restored = _restored(evidence, searches)
+    shared = partial(_in_share, searches)
+    # The optimizer first: its search is short, and that of a loss may take all of the time.
+    stages = [("update", "optimizer_state"), (OWN_LOCAL, "gradients", "clipped_gradients")]
+    parts = 1 + sum(bool(first.keys() & {*of_search}) for of_search in stages)
+    of_optimizer = shared(parts, lambda: _explain_optimizer(evidence, searches, restored))
+    of_step = shared(1 + bool(first.keys() & {*stages[1]}), lambda: [*_explain_reduction(evidence, searches)])
+    of_model = shared(1, lambda: _explain_model(evidence, searches, layers, restored))
     if OWN_LOSS in first and not of_model and not of_step:
         differences += as_differences(evidence, OWN_LOSS, with_function_lines(evidence, searches, None, IN_STEP))
     if any(difference.cause for difference in of_step):  # the difference in the buffers may follow from it
         of_model = [difference for difference in of_model if difference.cause or difference.stage != "buffers"]
-    differences += of_model + of_step
+    return differences + of_model + of_step + of_optimizer
+
+
+def _in_share(searches: InterruptibleSearches, parts: int, explain: Callable[[], list[Difference]]) -> list[Difference]:
+    """Return the differences of one search, which takes at most one of so many parts of the time that is left."""
+    with searches.share(parts):
+        differences = explain()
+        return [_cut_short(one) for one in differences] if searches.spent else differences
+
+
+def _cut_short(difference: Difference) -> Difference:
+    return difference if difference.cause else replace(difference, detail=joined(difference.detail, ENDED))
+
+
+def _explain_optimizer(
+    evidence: Evidence, searches: InterruptibleSearches, restored: Ruling | None
+) -> list[Difference]:
+    """Explain updates, states and hyperparameters, given the gradients."""
+    first, differences = evidence.judgement.first, list[Difference]()
+    in_optimizer = partial(with_optimizer_lines, evidence, searches)
     if "update" in first:
-        found = searches.on_rank(explain_update, evidence)
-        differences += as_differences(evidence, "update", in_optimizer(found, first["update"].tensor))
+        ruling = restored if first["update"].step - 1 == evidence.facts.restore_at else None
+        ruling = ruling or searches.on_rank(explain_update, evidence)
+        ruling = restored if restored and not (ruling and ruling.named) else ruling
+        differences += as_differences(evidence, "update", in_optimizer(ruling, first["update"].tensor))
     elif "optimizer_state" in first:
         state = first["optimizer_state"].tensor.partition(":")[2]
         differences += as_differences(evidence, "optimizer_state", in_optimizer(None, state))
@@ -113,14 +148,31 @@ def _explain_samples(evidence: Evidence) -> Ruling:
     return explain_samples(SampleEvidence(of_torch, of_jax, facts.steps_per_epoch, facts.restore_at))
 
 
-def _explain_model(evidence: Evidence, searches: InterruptibleSearches, layers: bool) -> list[Difference]:
-    """Explain losses, local gradients and buffers by replaying the torch loss in a torch rank."""
+def _restored(evidence: Evidence, searches: InterruptibleSearches) -> Ruling | None:
+    """Return the ruling that the port's `flax_restore` changes the state, with its line; None: it does not."""
+    at = evidence.facts.restore_at
+    changed = evidence.jax[at].get("restored", {}) if at is not None and at < len(evidence.jax) else {}
+    if not changed:
+        return None
+    each = [f"{name} from {x:.6g} to {y:.6g}" for name, (x, y) in changed.items()]
+    says = f"restoring after step {at} changes {listed([*changed], joint=', ')}"
+    measured = f"flax_restore, which must return the state that it is given, changes {listed(each, joint=', ')}"
+    ruling = Ruling((Hypothesis(("resume_lost_state",), says, 0.0, measured=measured),), None)
+    return with_function_lines(evidence, searches, ruling, RESTORE)
+
+
+def _explain_model(
+    evidence: Evidence, searches: InterruptibleSearches, layers: bool, restored: Ruling | None
+) -> list[Difference]:
+    """Explain losses, local gradients and buffers by a restore, or by replaying the torch loss in a torch rank."""
     first = evidence.judgement.first
     stages = [stage for stage in LOCAL_STAGES if stage in first]
     steps, compared = _comparable(evidence)
 
     layer, equal, casts = None, 0, ""
     stage = min(stages, key=lambda s: (first[s].step, LOCAL_STAGES.index(s)), default="")
+    if restored and (at := first.get(stage or "buffers")) and at.step - 1 == evidence.facts.restore_at:
+        return [*as_differences(evidence, stage or "buffers", restored)]
     if stages and layers:
         # A layer that cannot be shown, for example one with a collective, is not a problem of the check.
         step = first[stage].step - 1

@@ -1,6 +1,7 @@
 """Run searches for causes; any of them may fail or be ended early, and the report keeps what is known."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any, TypeVar
@@ -68,11 +69,20 @@ class InterruptibleSearches:
 
     Attributes:
         ended: whether such a request was made; no further search runs then.
+        spent: whether a search has used up its share of the time; no further one runs in that share.
     """
 
     def __init__(self, workers: Workers, problems: list[Problem], progress: Progress | None = None):
         self.workers, self.problems, self.progress = workers, problems, progress or Progress()
         self.ended = bool(self.progress.stop.why)
+        self.spent = False
+
+    @contextmanager
+    def share(self, parts: int) -> Iterator[None]:
+        """Within the `with` statement, let searches take one of so many parts of the time that is left, if limited."""
+        self.spent = False
+        with self.progress.stop.share(parts):
+            yield
 
     def run(self, search: Callable[[], T], problems: list[Problem] | None = None) -> T | None:
         """Return the result of a search; None if it fails or is ended, or if an earlier one was ended.
@@ -81,7 +91,7 @@ class InterruptibleSearches:
             search: the function to call.
             problems: list to which an error is appended, instead of the list of all searches.
         """
-        if self.ended:
+        if self.ended or self.spent:
             return None
         try:
             with self.progress.stop.raising():
@@ -92,7 +102,8 @@ class InterruptibleSearches:
             told = Problem(side, error.where, error.what, frames=error.frames, trace=error.trace)
             (self.problems if problems is None else problems).append(told)
         except Stopped:
-            self.ended = True
+            self.spent = self.progress.stop.spent
+            self.ended = not self.spent
             self.workers.end()
         return None
 

@@ -45,22 +45,16 @@ def differences_of_losses(evidence: Evidence, searches: InterruptibleSearches) -
     def search(job: ForwardDiagnosis) -> tuple[Ruling | None, Ruling | None] | None:
         return searches.run(lambda: searches.workers.torch.do(job)[0])
 
-    for located in [*differing_losses(evidence)]:
-        found = explain_loss(evidence, located, search, read)
-        follow = follow or found is not None
+    losses = differing_losses(evidence)
+    with searches.share(2 if losses else 1):  # first, because the search for a loss may take all of the time
+        updates = [*_explained_updates(evidence, searches, search, read)]
+    for left, located in zip(range(len(losses), 0, -1), losses, strict=True):
+        with searches.share(left):
+            found = explain_loss(evidence, located, search, read)
+            follow = follow or found is not None
+            explained = None if found is None else with_function_lines(evidence, searches, found[0], STEP)
         if found is not None:
-            yield from as_differences(
-                evidence, "local_loss", with_function_lines(evidence, searches, found[0], STEP), found[1]
-            )
-    updates: list[tuple[Located, Ruling | None]] = []
-    for located, number in differing_updates(evidence):
-        if number is not None:
-            ruling = searches.on_rank(explain_one_of, evidence, number)
-            updates.append((located, with_optimizer_lines(evidence, searches, ruling, located.tensor)))
-        else:
-            alone = located.detail == NO_OPTIMIZER
-            ruling = explain_moved(evidence, located, search, read) if alone else None
-            updates.append((replace(located, detail="") if ruling and ruling.named else located, ruling))
+            yield from as_differences(evidence, "local_loss", explained, found[1])
     if "gradients" in first and not follow:
         ruling = explain_gradients(evidence, search, read)
         if ruling.named or not updates:  # else a loss after a wrong update may explain them
@@ -71,6 +65,20 @@ def differences_of_losses(evidence: Evidence, searches: InterruptibleSearches) -
         yield from as_differences(evidence, "buffers", with_function_lines(evidence, searches, None, STEP))
     for located, ruling_on_update in updates:
         yield from as_differences(evidence, "update", ruling_on_update, located)
+
+
+def _explained_updates(
+    evidence: Evidence, searches: InterruptibleSearches, search: Search, read: Read
+) -> Iterator[tuple[Located, Ruling | None]]:
+    """Yield where the updates of each optimizer, and those without one, differ first, with the ruling."""
+    for located, number in differing_updates(evidence):
+        if number is not None:
+            ruling = searches.on_rank(explain_one_of, evidence, number)
+            yield located, with_optimizer_lines(evidence, searches, ruling, located.tensor)
+        else:
+            alone = located.detail == NO_OPTIMIZER
+            moved = explain_moved(evidence, located, search, read) if alone else None
+            yield (replace(located, detail="") if moved and moved.named else located), moved
 
 
 def differing_losses(evidence: Evidence) -> list[Located]:

@@ -17,12 +17,14 @@ from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.ports import free_port
 from jaxddp.distributed.processes import joined
-from jaxddp.parity.case_interface import AnyCase, Trajectory
-from jaxddp.parity.jax_side.checked_step import forget_programs
+from jaxddp.parity.case_interface import AnyCase, AnyPortCase, Trajectory
+from jaxddp.parity.jax_side.checked_step import forget_programs, side_of
 from jaxddp.parity.jax_side.excerpt_program import FREE
 from jaxddp.parity.jax_side.micro_gradients import micro_records, program
 from jaxddp.parity.jax_side.optimizer_line import note_optimizers
 from jaxddp.parity.jax_side.recorded_runs import forced_records, free_records, starting_weights
+from jaxddp.parity.jax_side.side import pure_loss
+from jaxddp.parity.jax_side.widened import is_narrow
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.port.draws import DrawnSource
@@ -164,6 +166,30 @@ class Starts:
             for name, first in of_ranks[0].items()
             if any(not np.array_equal(tensors[name], first) for tensors in of_ranks)
         }
+
+
+@dataclass(frozen=True)
+class NarrowArrays:
+    """A job that finds arrays of an optimizer, and constants without a twin, that are declared in float32.
+
+    Attributes:
+        case: a port.
+        start: initial weights of the reference.
+    """
+
+    case: AnyPortCase
+    start: Arrays
+
+    def run(self, tell: Tell) -> tuple[str, ...]:
+        """Return the names of the optimizer's fields and of the constants."""
+        tell("flax_optimizer")
+        with jax.enable_x64(True):
+            side = side_of(self.case)
+            buffers = pure_loss(self.case.port, self.case.port.flax_model())[0].buffers
+            opt_state = side.replica_step.init(*side.from_torch(self.start)).opt_state
+        narrow = [path for path, x in jax.tree_util.tree_flatten_with_path(opt_state)[0] if is_narrow(x)]
+        fields = [next((x.name for x in reversed(path) if hasattr(x, "name")), "state") for path in narrow]
+        return tuple(dict.fromkeys([*fields, *(name for name in side.alone if is_narrow(buffers[name]))]))
 
 
 def serve(devices: int, platform: str | None, cluster: Cluster | None, connection: Connection) -> None:

@@ -1,10 +1,11 @@
-"""Record the random numbers that a jax loss draws, or take them from the batch."""
+"""Record the random numbers that a jax loss or step draws, or take them from the batch."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial, wraps
+from itertools import takewhile
 from types import FunctionType
 from typing import Any
 from unittest import mock
@@ -14,7 +15,9 @@ from flax import linen, nnx
 from jax import numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
+from jaxddp.data.batches import of_batches
 from jaxddp.distributed.collectives import AXIS_NAME
+from jaxddp.parity.jax_side.multi_loss_step import losses_alone, multi_loss_step
 from jaxddp.parity.jax_side.side import pure_loss
 from jaxddp.parity.port import Port
 from jaxddp.parity.port.draws import (
@@ -39,20 +42,30 @@ DRAWING = {"random_bits", "random_gamma", "rng_bit_generator", "rng_uniform", "t
 
 OTHER = f"only {', '.join(SERVED)} numbers can be the same on both sides; make them an entry of the batch"
 INSIDE = "it is drawn inside of a jit, scan, vmap or remat of the port, where all calls would get the same numbers"
+# jax's modules, and functions of jax.vmap, within which one traced draw stands for several or is traced only once.
+REPEATING = tuple(f"jax._src.{name}" for name in ("pjit", "lax.control_flow", "ad_checkpoint", "shard_map", "pmap"))
+MAPPING = ("vmap_f",)
+OF_BATCHES = of_batches(lambda: None).__code__
 UNSEEN = "call jax.random.normal, uniform or bernoulli by their names"
 
 
 def draws_of(port: Port) -> tuple[Draw, ...]:
-    """Return the draws of the jax loss for one micro-batch, in order."""
+    """Return the draws of the jax loss, or of the `flax_step` beside a `torch_step`, for one micro-batch, in order."""
     draws: list[Draw] = []
+    name, function = _drawing(port)
 
-    @wraps(port.flax_loss)
-    def noted(model: Any, *state_and_batch: Any) -> Any:
+    @wraps(function)
+    def noted(*arguments: Any, **more: Any) -> Any:
         draws.clear()  # a linen module is initialised by the loss, too
-        with _replaced(_noting(model, draws)):
-            return port.flax_loss(model, *state_and_batch)
+        with _replaced(_noting(arguments, draws)):
+            return function(*arguments, **more)
 
-    functional, loss = pure_loss(replace(port, flax_loss=noted), port.flax_model())
+    changed: dict[str, Any] = {name: noted}
+    port = replace(port, **changed)
+    functional, local_loss = pure_loss(port, port.flax_model())
+    loss: Callable[..., Any] = local_loss
+    if port.flax_step is not None and port.torch_step is not None:
+        loss = partial(losses_alone, multi_loss_step(functional, port.flax_step, port.flax_optimizer))
     batch = jax.tree.map(jnp.asarray, port.first_batch("jax"))
     of_replica = jax.vmap(lambda _: loss(functional.params, functional.buffers, batch), axis_name=AXIS_NAME)
     program = jax.make_jaxpr(of_replica)(jnp.zeros(1))
@@ -61,18 +74,32 @@ def draws_of(port: Port) -> tuple[Draw, ...]:
 
 
 def serving(port: DrawnPort) -> DrawnPort:
-    """Return the port with a jax loss that takes its random numbers from the batch."""
+    """Return the port with a jax loss, or a `flax_step`, that takes its random numbers from the batch."""
+    name, function = _drawing(port)
 
-    @wraps(port.flax_loss)
-    def flax_loss(*arguments: Any) -> Any:
-        *model, batch = arguments
+    @wraps(function)
+    def served_function(*arguments: Any, **more: Any) -> Any:
+        *others, batch = arguments
         served = Served(batch, [pair.jax for pair in port.draws], "jax")
         with _replaced(_samplers(lambda kind, shape, rate: served.take(kind, shape))):
-            loss = port.flax_loss(*model, examples_of(batch))
+            returned = function(*others, examples_of(batch), **more)
         served.check()
-        return loss
+        return returned
 
-    return replace(port, flax_loss=flax_loss)
+    changed: dict[str, Any] = {name: served_function}
+    return replace(port, **changed)
+
+
+def _drawing(port: Port) -> tuple[str, Callable[..., Any]]:
+    """Return the name of the function that draws, and the function."""
+    if port.torch_step is None or port.flax_step is None:
+        return "flax_loss", port.flax_loss
+    function: Any = port.flax_step
+    while getattr(function, "__code__", None) is OF_BATCHES:
+        function = function.__wrapped__
+    # A jit around the step keeps its first trace, and the tracers of the numbers in it.
+    jitted = hasattr(function, "lower") and hasattr(function, "__wrapped__")
+    return "flax_step", of_batches(function.__wrapped__) if jitted else port.flax_step
 
 
 def constant_draws() -> AbstractContextManager[None]:
@@ -80,9 +107,9 @@ def constant_draws() -> AbstractContextManager[None]:
     return _replaced(_samplers(lambda kind, shape, rate: jnp.full(shape, CONSTANTS.get(kind, 0.5))))
 
 
-def _noting(model: Any, draws: list[Draw]) -> Functions:
-    """Return samplers that note their draws."""
-    modules = nnx.iter_modules(model) if isinstance(model, nnx.Module) else ()
+def _noting(arguments: Sequence[Any], draws: list[Draw]) -> Functions:
+    """Return samplers that note their draws, in a function of these arguments, of which the first may be a module."""
+    modules = nnx.iter_modules(arguments[0]) if isinstance(arguments[0], nnx.Module) else ()
     names = {id(module): ".".join(map(str, path)) for path, module in modules}
     outside = get_opaque_trace_state(convention="jaxddp")
 
@@ -92,7 +119,7 @@ def _noting(model: Any, draws: list[Draw]) -> Functions:
         return names.get(id(layer))
 
     def note(kind: str, shape: Sequence[int], rate: float | None = None) -> jax.Array:
-        inside = get_opaque_trace_state(convention="jaxddp") != outside
+        inside = get_opaque_trace_state(convention="jaxddp") != outside and not _differentiates_only()
         refused = OTHER if kind not in SERVED else INSIDE if inside else ""
         draws.append(Draw(kind, tuple(shape), enclosing_layer(name_of), rate, refused))
         return jnp.full(shape, 0.5)
@@ -103,6 +130,14 @@ def _noting(model: Any, draws: list[Draw]) -> Functions:
         return result
 
     return {**{name: partial(other, name) for name in SAMPLERS}, **_samplers(note)}
+
+
+def _differentiates_only() -> bool:
+    """Return whether the draw is in no transformation of the function's but derivatives, which call it once."""
+    within = takewhile(lambda frame: frame.f_code.co_name != "noted", calling())
+    return not any(
+        frame.f_globals.get("__name__", "").startswith(REPEATING) or frame.f_code.co_name in MAPPING for frame in within
+    )
 
 
 def _samplers(take: Take) -> Functions:

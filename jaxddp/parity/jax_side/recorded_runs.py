@@ -1,7 +1,7 @@
 """Runs of a case in jax, recorded stage by stage under torch's names."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -91,8 +91,11 @@ def forced_records(
                 params, buffers = side.from_torch(reference.before(number))
             state = dataclasses.replace(after, step=jnp.int32(number), params=params, buffers=buffers | carried)
             del after, params  # so that a large model's state is held once
-            record, after = take(_restored(side, state, number), batch, reference, number)
-            del state
+            restored = _restored(side, state, number)
+            changed = {} if restored is state else {"restored": changes(state, restored)}
+            record, after = take(restored, batch, reference, number)
+            record = {**record, **changed}
+            del state, restored
             carried = jax.device_get({name: after.buffers[name] for name in side.alone})
             yield record
             del record
@@ -205,3 +208,25 @@ def starting_weights(case: AnyCase, weights: Arrays) -> list[Arrays]:
 def _restored(side: JaxSide, state: TrainState, steps: int) -> TrainState:
     """After `restore_at` steps, save and load the state by the port's `flax_restore`; else return it unchanged."""
     return side.restore(state) if side.restore is not None and steps == side.restore_at else state
+
+
+def changes(before: TrainState, after: TrainState) -> Tensors:
+    """Return what a restore changes: field of the state -> values before and after, norms of arrays.
+
+    >>> state = TrainState(jnp.int32(4), {"w": jnp.ones(4)}, {}, ({"w": jnp.zeros(4)},))
+    >>> changes(state, dataclasses.replace(state, step=jnp.int32(3), params={"w": jnp.zeros(4)}))
+    {'step': array([4., 3.]), 'params': array([2., 0.])}
+    """
+    differing: dict[str, list[tuple[Any, Any]]] = {}
+    leaves = (jax.tree_util.tree_flatten_with_path(state)[0] for state in (before, after))
+    for (path, x), (_, y) in zip(*leaves, strict=False):
+        if not np.array_equal(x, y, equal_nan=np.asarray(x).dtype.kind == "f"):
+            named = max((k for k, key in enumerate(path) if hasattr(key, "name")), default=0)
+            differing.setdefault(jax.tree_util.keystr(path[: named + 1]).lstrip("."), []).append((x, y))
+    return {name: np.asarray([_size(of) for of in zip(*pairs, strict=True)]) for name, pairs in differing.items()}
+
+
+def _size(arrays: Sequence[Any]) -> float:
+    """Return a single number, or the norm of arrays."""
+    only = arrays[0] if len(arrays) == 1 and not np.ndim(arrays[0]) else None
+    return float(np.linalg.norm([np.linalg.norm(x) for x in arrays]) if only is None else only)

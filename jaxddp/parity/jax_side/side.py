@@ -25,7 +25,7 @@ from jaxddp.optim.groups import Grouped
 from jaxddp.parity.convert import Converter, under_all_names
 from jaxddp.parity.jax_side.custom_step import CustomStep, ModelTrees
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep, multi_loss_step
-from jaxddp.parity.jax_side.widened import Context, can_run, in_float64, within
+from jaxddp.parity.jax_side.widened import Context, can_run, in_float64, wide_optimizer, within
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Port
 from jaxddp.parity.records import Tensors
@@ -86,25 +86,26 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> JaxSide
     return JaxSide(step, to_torch, lambda tensors: torch_weights.from_torch(tensors, *like))
 
 
-def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()) -> JaxSide:
+def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = (), wide: bool = False) -> JaxSide:
     """Build the jax side of a port.
 
     Args:
         port: the port.
         steps: optimizer steps of the run; schedules need their number.
         dtype: dtype of parameters and buffers.
-        casts: see `PortCase`.
+        casts, wide: see `PortCase`.
 
     Raises:
         InputError: the model is not a jax model, or its arrays do not map to torch's.
     """
-    model = port.flax_model()
-    functional, local_loss = pure_loss(port, model)
+    with in_float64(["float32"]) if wide else nullcontext():
+        model = port.flax_model()
+        functional, local_loss = pure_loss(port, model)
     params, buffers = functional.params, functional.buffers
 
     def step_within(context: Context) -> ReplicaStep | CustomStep | MultiLossStep:
         if port.torch_step is None:
-            return _step_of_port(port, model, functional, within(context, local_loss), steps)
+            return _step_of_port(port, model, functional, within(context, local_loss), steps, wide)
         assert port.flax_step is not None, "checked by Port"
         return multi_loss_step(functional, within(context, port.flax_step), port.flax_optimizer)
 
@@ -149,11 +150,12 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
 
 
 def _step_of_port(
-    port: Port, model: Any, functional: AnyFunctional, local_loss: LocalLoss, steps: int
+    port: Port, model: Any, functional: AnyFunctional, local_loss: LocalLoss, steps: int, wide: bool
 ) -> ReplicaStep | CustomStep:
     config = port.optimizer_config
     if config is None:
         optimizer = transformation_of(port.flax_optimizer, model)
+        optimizer = wide_optimizer(optimizer) if wide and hasattr(optimizer, "init") else optimizer
     else:
         optimizer = optim.from_config(config, port.total_steps or steps)
     groups: dict[str, Any] = {}

@@ -90,8 +90,6 @@ class FindTwins:
 
     def _draws(self) -> tuple[Draw, ...] | InputError:
         """Return the draws of the jax loss, or why it cannot be computed."""
-        if self.case.port.torch_step is not None:  # they are refused by torch's side
-            return ()
         try:
             with errors_located(self.case.name):
                 return draws_of(self.case.port)

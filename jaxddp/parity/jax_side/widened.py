@@ -9,7 +9,7 @@ its fault, as in a variance from means in float32. The run in float32 compares t
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from unittest import mock
 
 import jax
 import numpy as np
+import optax
 from jax import numpy as jnp
 from jax.extend.core.primitives import conv_general_dilated_p, convert_element_type_p, dot_general_p, iota_p
 
@@ -39,12 +40,15 @@ PLUMBING = ("jax.", "jax._src.", "numpy.", "unittest.", "contextlib", "functools
 
 
 @contextmanager
-def in_float64(casts: Collection[str] = (), integers: bool = True) -> Iterator[None]:
+def in_float64(
+    casts: Collection[str] = (), integers: bool = True, libraries: tuple[str, ...] = LIBRARIES
+) -> Iterator[None]:
     """Leave casts to narrower dtypes out of what is traced or computed in this context.
 
     Args:
         casts: names of the dtypes to which torch's loss casts; with any of them, casts to float32 are lifted too.
         integers: lift casts of integers; a table in float32 may then be given two dtypes, which jax refuses.
+        libraries: modules whose casts to float32 are lifted, too.
 
     >>> with jax.enable_x64(True), in_float64(["float32"]):
     ...     print(jnp.float64(1).astype(jnp.float32) / 3, jnp.float64(1).astype(jnp.bfloat16) / 3)
@@ -57,7 +61,7 @@ def in_float64(casts: Collection[str] = (), integers: bool = True) -> Iterator[N
         stack.enter_context(jax.default_matmul_precision("float32"))
         for primitive, key in CASTS.items():
             stack.enter_context(
-                mock.patch.object(primitive, "bind", _widening(primitive.bind, key, lifted, kept, integers))
+                mock.patch.object(primitive, "bind", _widening(primitive.bind, key, lifted, kept, integers, libraries))
             )
         yield
 
@@ -85,6 +89,28 @@ def noted_casts() -> Iterator[dict[str, str]]:
         yield casts
 
 
+def wide_optimizer(optimizer: Any) -> optax.GradientTransformationExtraArgs:
+    """Return an optax transformation whose arrays in float32 are float64, as far as optax makes them.
+
+    >>> with jax.enable_x64(True):
+    ...     wide = wide_optimizer(optax.MultiSteps(optax.sgd(1.0), 2).gradient_transformation())
+    ...     state = wide.update({"w": jnp.full(1, 1 / 3)}, wide.init({"w": jnp.ones(1)}), {"w": jnp.ones(1)})[1]
+    >>> state.acc_grads["w"].dtype
+    dtype('float64')
+    """
+    optimizer, context = optax.with_extra_args_support(optimizer), partial(in_float64, (), False, ("optax.",))
+
+    def init(params: Any) -> Any:
+        return jax.tree.map(lambda x: x.astype("float64") if is_narrow(x) else x, optimizer.init(params))
+
+    return optax.GradientTransformationExtraArgs(init, within(context, optimizer.update))
+
+
+def is_narrow(x: Any) -> bool:
+    """Return whether an array, no single number, has the dtype float32."""
+    return bool(getattr(x, "dtype", None) == jnp.float32 and jnp.ndim(x))
+
+
 def within(context: Context, function: Callable[..., Result]) -> Callable[..., Result]:
     """Wrap a function so that it runs within a context."""
 
@@ -107,13 +133,18 @@ def can_run(function: Callable[..., Any], *args: Any) -> bool:
 
 
 def _widening(
-    bind: Callable[..., Any], key: str, lifted: set[Any], kept: set[Any], integers: bool
+    bind: Callable[..., Any],
+    key: str,
+    lifted: set[Any],
+    kept: set[Any],
+    integers: bool,
+    libraries: tuple[str, ...],
 ) -> Callable[..., Any]:
     def wide(*operands: Any, **params: Any) -> Any:
         dtypes = [jax.dtypes.result_type(operand) for operand in operands]
         of_floats = any(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
         to_float32 = params[key] == jnp.float32
-        lifts = params[key] in lifted or (to_float32 and ((integers and not of_floats) or _of_library()))
+        lifts = params[key] in lifted or (to_float32 and ((integers and not of_floats) or _calls_from(libraries)))
         if lifts and kept.isdisjoint(dtypes) and not _draws():
             params |= {key: np.dtype("float64")}
         return bind(*operands, **params)
@@ -145,10 +176,10 @@ def _draws() -> bool:
     return any(caller.startswith(RANDOM) for caller in _callers())
 
 
-def _of_library() -> bool:
-    """Return whether the innermost caller outside of jax's internals is in flax or jax.nn."""
+def _calls_from(libraries: tuple[str, ...]) -> bool:
+    """Return whether the innermost caller outside of jax's internals is in one of some libraries."""
     for module in _callers():
-        if module.startswith(LIBRARIES):
+        if module.startswith(libraries):
             return True
         if not module.startswith(PLUMBING):
             return False

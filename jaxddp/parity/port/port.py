@@ -99,8 +99,8 @@ class Port:
             every backward pass, as DDP does.
         torch_optimizer: parameters -> a torch optimizer.
         torch_scheduler: optimizer -> a scheduler, which takes a step after every optimizer step.
-        configure_optimizers: replaces these two: module -> an optimizer, or (optimizer, scheduler), or ([optimizer],
-            [scheduler]).
+        configure_optimizers: replaces these two: module -> an optimizer, (optimizer, scheduler), ([optimizer],
+            [scheduler]), or a dictionary as Lightning takes it.
         flax_optimizer: an optax transformation or an nnx.Optimizer, or model -> one of them.
         accumulation_steps: number of micro-batches into which each batch is cut along the first axis.
         clip_grad_norm: largest global norm of the averaged gradient, on both sides; None: no clipping.
@@ -109,7 +109,7 @@ class Port:
         loss_normalization: "ddp", the mean of the replicas' means, or "global": the sum of all weighted losses over
             the sum of all weights.
         find_unused_parameters: DDP's option for losses that do not reach every parameter.
-        steps_per_epoch: optimizer steps per epoch, needed to name a sampler's faults.
+        steps_per_epoch: optimizer steps per epoch, needed to name a sampler's faults, and by Lightning's schedulers.
         total_steps: optimizer steps over which the schedule of `optimizer` runs; None: those of the check.
         flax_step: replica step that replaces jaxddp's: (loss, optimizer, state, batch) -> (state, stages).
             `loss(params, buffers, batch)` is flax_loss as (mean, new buffers); `state` is a

@@ -1,4 +1,4 @@
-"""Record the random numbers that a torch loss draws, or take them from the batch. Imports no jax."""
+"""Record the random numbers that a torch loss or step draws, or take them from the batch. Imports no jax."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -114,17 +114,18 @@ class ServedDraws(TorchDispatchMode):
         return result
 
 
-def serving(port: DrawnPort) -> Callable[[nn.Module, Mapping[str, Tensor]], Any]:
-    """Return the port's torch loss, which takes its random numbers from the batch."""
+def serving(port: DrawnPort, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the port's torch loss or `torch_step` such that it takes its random numbers from the batch."""
 
-    def torch_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
+    def served_function(*arguments: Any) -> Any:
+        *others, batch = arguments
         served = Served(batch, [pair.torch for pair in port.draws], "torch")
         with ServedDraws(served):
-            loss = port.torch_loss(model, examples_of(batch))
+            returned = function(*others, examples_of(batch))
         served.check()
-        return loss
+        return returned
 
-    return torch_loss
+    return served_function
 
 
 def _probability(name: str, args: tuple[Any, ...]) -> Any:

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from jaxddp.errors import InputError
 from jaxddp.parity.case_interface import Trajectory
@@ -30,7 +31,6 @@ from jaxddp.parity.torch_side.side import Source, TorchSide, default_dtype, make
 from torch_ref.distributed import CPU, World, process_group
 from torch_ref.losses import Batch
 
-IN_STEP = "the numbers of a torch_step cannot be given to both sides; make them an entry of the batch"
 HORIZON = 10_000  # steps ahead in which to look for a warm-up's peak: schedules in float32 round relative to it
 
 
@@ -108,6 +108,7 @@ class Steps:
         reference: folders of a run; each step uses its weights and gradients; None: a free run.
         ahead: number of further steps whose learning rates are reported.
         shares: the ranks of a large model may share their parameters; see `SharedParameters`.
+        rounding: folder of records whose "gradients" are added, step by step, to those that the optimizers get.
     """
 
     source: Source
@@ -120,6 +121,7 @@ class Steps:
     reference: list[Path] | None = None
     ahead: int = 0
     shares: bool = False
+    rounding: Path | None = None
 
     def run(self, world: World, tell: Tell) -> Summary:
         """Take the steps."""
@@ -157,7 +159,8 @@ class Steps:
             if shared is not None:
                 shared.wait()  # rank 0 may still be writing the parameters that the others read
             rates.append(float(loop.optimizer.param_groups[0]["lr"]))
-            record, is_last = loop.take(micro_batches, step, given), step == self.steps - 1
+            with self._rounded(loop, step):
+                record, is_last = loop.take(micro_batches, step, given), step == self.steps - 1
             # Forced steps start from the parameters of the step before; none follows the last.
             writer.write(record, loop.recorder.full(params=not is_last), groups=loop.recorder.groups)
         rates += _rates_ahead(loop, HORIZON if self.ahead and loop.schedulers else self.ahead)
@@ -165,6 +168,23 @@ class Steps:
         tied = tuple(name for name, parameter in loop.recorder.parameters.items() if names[id(parameter)] > 1)
         sizes = batch_sizes(micro_batches, world.world_size)
         return Summary(loop.kind, rates[: self.steps + self.ahead], max(rates), tied, sizes)
+
+    @contextlib.contextmanager
+    def _rounded(self, loop: DdpLoop | MultiLossLoop, step: int) -> Iterator[None]:
+        """Add the step's rounding to the gradients that optimizers get, if there is any."""
+        if self.rounding is None:
+            yield
+            return
+        rounding, names = Records([self.rounding])[step]["gradients"], loop.recorder.names
+
+        def add(optimizer: Any, *_: Any) -> None:
+            for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+                name, gradient = names[id(parameter)], parameter.grad
+                if gradient is not None and name in rounding:
+                    gradient += perturbation(gradient, rounding[name])
+
+        with hooked(register_optimizer_step_pre_hook(add)):
+            yield
 
     def _batches(self, side: TorchSide, world: World) -> Iterator[list[Batch]]:
         of_steps = side.batches(world.rank, world.world_size)
@@ -228,7 +248,7 @@ def _draws_of(side: TorchSide, batches: list[list[Batch]], name: str) -> tuple[D
         with contextlib.suppress(Exception):  # it may fail only under NotedDraws; compute it again to see its casts
             _compute(side, batches[0][0])
         return error
-    return tuple(noted.draws if side.torch_step is None else (replace(draw, refused=IN_STEP) for draw in noted.draws))
+    return tuple(noted.draws)
 
 
 def _compute(side: TorchSide, batch: Batch) -> None:
@@ -305,12 +325,28 @@ def optimizers_in_float32() -> Iterator[None]:
     def end(*_: Any) -> None:
         torch.set_default_dtype(before.pop())
 
-    handles = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
+    with hooked(register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)):
+        yield
+
+
+@contextlib.contextmanager
+def hooked(*handles: RemovableHandle) -> Iterator[None]:
+    """Remove hooks at the end of the `with` statement."""
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def perturbation(gradient: Tensor, rounding: np.ndarray) -> Tensor:
+    """Return a gradient's rounding; where only an excerpt of it is known, its size for each element that is not 0.
+
+    >>> perturbation(torch.tensor([0.0, 2.0, 2.0]), np.array([3.0]))
+    tensor([0., 3., 3.])
+    """
+    given = torch.from_numpy(rounding).to(gradient)
+    return given if given.shape == gradient.shape else given.square().mean().sqrt() * (gradient != 0)
 
 
 def device_of(rank: int, platform: str) -> torch.device:

@@ -26,8 +26,10 @@ from jaxddp.program.losses import named_losses
 from torch_ref import comm_hooks, models, optim
 from torch_ref.amp import autocast, grad_scaler
 from torch_ref.comm_hooks import Hook
+from torch_ref.ddp_methods import ddp_methods
 from torch_ref.distributed import World
 from torch_ref.gradient_hooks import GradientHook
+from torch_ref.lightning import Cadence
 from torch_ref.loader import Loader
 from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, count_labels, cross_entropy
 from torch_ref.program import MakeOptimizer, count_of, default_dtype, optimizer_of, sums
@@ -169,9 +171,9 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
             raise InputError(f"torch_model: {name} is {str(tensor.dtype)[6:]}; must be real")
     model.to(getattr(torch, dtype))
     casts: set[str] = set()
-    torch_loss = serving(port) if isinstance(port, DrawnPort) else port.torch_loss
 
     def lifted(function: Callable[..., Any], *arguments: Any) -> Any:
+        function = serving(port, function) if isinstance(port, DrawnPort) else function
         with InFloat64() if dtype == "float64" else nullcontext() as mode:
             returned = function(*arguments)
         casts.update(mode.seen if mode else ())
@@ -182,13 +184,13 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
         return named_losses("torch_step", lifted(port.torch_step, model, optimizers, batch))
 
     def loss_fn(model: nn.Module, batch: Batch) -> Sums:
-        return sums(lifted(torch_loss, model, batch), batch)
+        return sums(lifted(port.torch_loss, model, batch), batch)
 
     def make_optimizer(parameters: Iterable[nn.Parameter], world: World) -> tuple[Optimizer, LRScheduler | None]:
         if port.optimizer_config is not None:
             return optim.from_config(parameters, port.optimizer_config, port.total_steps or steps)
         make = MakeOptimizer(port.torch_optimizer, port.torch_scheduler, port.configure_optimizers)
-        return optimizer_of(make, model, list(parameters))
+        return optimizer_of(make, model, list(parameters), Cadence(port.steps_per_epoch, port.accumulation_steps))
 
     def batches(rank: int, world_size: int) -> Iterator[list[Batch]]:
         of_steps = (port.micro_batches(step, rank, "torch") for step in count())
@@ -197,6 +199,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
     unused = port.find_unused_parameters
     torch_step = None
     if port.configure_optimizers and port.torch_step:
+        ddp_methods(model)
         torch_step = TorchStep(port.configure_optimizers, step_losses)
     of_loop = (model, loss_fn, make_optimizer, batches, port.facts, unused, count_of(loss_fn, model))
     return TorchSide(*of_loop, casts=casts, torch_step=torch_step, loss_in_ddp=True)

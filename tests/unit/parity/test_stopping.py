@@ -88,3 +88,32 @@ def test_signals_that_the_program_takes_itself_stay_its_own() -> None:
         assert not stop.why
     finally:
         signal.signal(TERM, before)
+
+
+def test_a_share_that_is_spent_ends_its_searches_alone() -> None:
+    now = [0.0]
+    stop, crew = Stop(60.0, clock=lambda: now[0]), Crew()
+    searches = InterruptibleSearches(crew, [], Progress(stop=stop))  # type: ignore[arg-type]
+
+    def search(seconds: float) -> str:
+        now[0] += seconds
+        stop.poll()
+        return "found"
+
+    with searches.share(2):  # 30 s
+        assert searches.run(lambda: search(29)) == "found"
+        assert searches.run(lambda: search(2)) is None
+        assert searches.run(lambda: search(0)) is None and searches.spent
+    assert crew.ended == ["all"] and not searches.ended and not stop.why
+    with searches.share(1):  # the rest, 29 s
+        assert searches.run(lambda: search(28)) == "found"
+        assert searches.run(lambda: search(2)) is None
+    assert searches.ended and stop.why == "the limit of 60 s"
+
+
+def test_a_limit_counts_from_where_the_program_began() -> None:
+    stop = Stop(10.0, clock=lambda: 12.0, began=3.0)
+    assert stop.left == 1.0
+    stop.poll()
+    with pytest.raises(Stopped):
+        Stop(10.0, clock=lambda: 13.5, began=3.0).poll()

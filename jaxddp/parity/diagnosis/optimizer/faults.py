@@ -84,11 +84,14 @@ def _counts(replicas: int, micro_batches: int) -> dict[int, str]:
 
     >>> _counts(2, 4)
     {8: 'replicas times micro-batches', 4: 'the number of micro-batches', 2: 'the number of replicas'}
+    >>> _counts(2, 2)
+    {4: 'replicas times micro-batches', 2: 'the number of replicas, or of micro-batches'}
     """
+    both = ", or of micro-batches" if replicas == micro_batches else ""
     counts = {
         replicas * micro_batches: "replicas times micro-batches",
         micro_batches: "the number of micro-batches",
-        replicas: "the number of replicas",
+        replicas: f"the number of replicas{both}",
     }
     return {count: what for count, what in counts.items() if count > 1}
 

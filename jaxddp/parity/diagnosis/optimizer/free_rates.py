@@ -20,7 +20,7 @@ def free_rates(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypoth
 
     Returns:
         The hypothesis, with the first rate that differs; None if no rate differs, or all by the same factor, or the
-        reference clips, which is a factor of each step too.
+        reference clips, which is a factor of each step too, or if updates are skipped.
     """
     column = column_of(program)
     peak = float(column.max())
@@ -37,6 +37,8 @@ def free_rates(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypoth
     differs = ~np.isclose(rates, expected, rtol=STRAIGHT, atol=STRAIGHT * peak)
     if not differs.any() or rates.min() < -STRAIGHT * peak or _are_scaled(rates, expected, peak):
         return None
+    if _are_skipped(differs & (rates <= STRAIGHT * peak)):
+        return None
     return Hypothesis((FAULT,), _in_words(rates, expected, differs), worst, len(rates))
 
 
@@ -44,6 +46,16 @@ def _are_scaled(rates: np.ndarray, expected: np.ndarray, peak: float) -> bool:
     """Return whether all rates are the expected ones times one factor."""
     squares = float(expected @ expected)
     return bool(squares and np.allclose(rates, expected * (rates @ expected) / squares, atol=STRAIGHT * peak))
+
+
+def _are_skipped(zero: np.ndarray) -> bool:
+    """Return whether steps without an update lie between others: a schedule is 0 at its beginning or its end.
+
+    >>> [_are_skipped(np.array(zero, bool)) for zero in ([1, 1, 0, 0], [0, 0, 0, 1], [0, 1, 0, 0], [1, 0, 1, 0])]
+    [False, False, True, True]
+    """
+    begins, ends = np.flatnonzero(~zero)[[0, -1]] if not zero.all() else (0, -1)
+    return bool(zero[begins : ends + 1].any())
 
 
 def _in_words(rates: np.ndarray, expected: np.ndarray, differs: np.ndarray) -> str:

@@ -36,7 +36,7 @@ CLOSE = 1e-9  # relative; of norms
 NEAR = 1e-6  # residual of an update whose learning rate is in float32; measured: up to 2e-7, at the end of a cosine
 
 
-def differing_update(evidence: Evidence) -> tuple[Located | None, list[Problem]]:
+def differing_update(evidence: Evidence) -> tuple[Located | None, list[Problem], list[dict[str, float]]]:
     """Locate the first update of a port's `flax_step` that torch's optimizer would not have made.
 
     Torch's optimizer is replayed on the gradients of the port's step.
@@ -45,20 +45,21 @@ def differing_update(evidence: Evidence) -> tuple[Located | None, list[Problem]]
         evidence: records of both sides, compared.
 
     Returns:
-        Step and tensor, None if no update differs; a problem if the optimizer cannot be replayed.
+        Step and tensor, None if no update differs; a problem if the optimizer cannot be replayed; and the residuals of
+        each step, if it can.
     """
     if not evidence.facts.custom_step or not evidence.summary.optimizer:  # torch's run failed, which is a problem
-        return None, []
+        return None, [], []
     residuals = reference_residuals(_optimizer_evidence(evidence))
     if residuals is None:
         what = "the optimizer of a flax_step is judged if torch.optim has it"
         message = f"{what}, and this is {evidence.summary.optimizer}"
-        return None, [Problem("port", "update", f"not judged: {message}; see the residuals of the free run")]
+        return None, [Problem("port", "update", f"not judged: {message}; see the residuals of the free run")], []
     for step, of_step in enumerate(residuals, start=1):
         tensor = max(of_step, key=lambda name: of_step[name])
         if not of_step[tensor] <= evidence.judgement.allowed("update", step):
-            return Located(step, tensor, of_step[tensor], evidence.judgement.allowed("update", step)), []
-    return None, []
+            return Located(step, tensor, of_step[tensor], evidence.judgement.allowed("update", step)), [], residuals
+    return None, [], residuals
 
 
 def explain_one_of(evidence: Evidence, number: int) -> Ruling:

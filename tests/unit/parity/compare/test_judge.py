@@ -295,3 +295,33 @@ def test_optimizer_states_are_matched_under_both_names(kind: str, jax: str, opti
     # The frameworks store RMSprop's buffer in different units.
     of_rmsprop = judged(theirs, ours, Facts(), "RMSprop").results()
     assert ("optimizer_state" in of_rmsprop) == (kind != "momentum_buffer")
+
+
+def test_gradients_that_cancel_between_replicas_are_shown_given_the_local_ones() -> None:
+    theirs = reference(CLIPPED)
+    for record in theirs:
+        local = record["local_gradients"]
+        local["fc.bias"][1] = -local["fc.bias"][0]  # their mean is 0, and of the weight it is small
+        local["fc.weight"][1] = 1e-6 - local["fc.weight"][0]
+        record["gradients"] = {name: value.mean(0) for name, value in local.items()}
+        record["clipped_gradients"] = Clipping(CLIP).clip(record["gradients"])
+    ours = forced(theirs)
+    for record in ours:
+        record["local_gradients"]["fc.weight"][0] += 1e-15
+        record["gradients"] = {name: value.mean(0) for name, value in record["local_gradients"].items()}
+        record["clipped_gradients"] = Clipping(CLIP).clip(record["gradients"])
+    judgement = judged(theirs, ours, CLIPPED)
+    assert not judgement.first and not [*judgement.beyond()]
+    together, alone = (judgement.results(alone=alone)["gradients"] for alone in (False, True))
+    assert max(together.residuals) > together.allowed and max(alone.residuals) < 1e-15
+
+
+def test_a_stage_that_nothing_judges_by_its_inputs_is_beyond() -> None:
+    def change(record: Shown, step: int) -> None:
+        record["optimizer_state"]["mu:fc.bias"] += 1e-3 * (step == STEPS - 1)
+
+    judgement = ruled(change, Facts(clip_grad_norm=CLIP, custom_step=True))
+    assert not judgement.first
+    ((stage, located),) = judgement.beyond()
+    assert (stage, located.step, located.tensor) == ("optimizer_state", STEPS, "exp_avg:fc.bias")
+    assert located.residual > located.allowed == ALLOWED["optimizer_state"]

@@ -138,12 +138,20 @@ def test_layers_of_linen_are_named_and_initial_values_are_no_draws(rngs: dict[st
     assert draws == (Draw("bernoulli", (4, 3), "drop", 0.75), Draw("normal", (4, 3)))
 
 
+def test_a_draw_inside_of_a_derivative_gets_its_numbers() -> None:
+    def slope() -> jax.Array:
+        return jax.grad(lambda x: x * jax.random.normal(KEY, (3,)).sum())(1.0)
+
+    assert [(draw.shape, draw.refused) for draw in noted(slope)] == [((3,), "")]
+    assert served(slope, 2.0) == 6.0
+
+
 INSIDE: dict[str, Callable[[Callable[[jax.Array], jax.Array]], Any]] = {
     "jit": lambda draw: jax.jit(draw)(KEY),
     "scan": lambda draw: jax.lax.scan(lambda carry, key: (carry, draw(key)), 0, jax.random.split(KEY, 2)),
     "remat": lambda draw: jax.checkpoint(draw)(KEY),
     "vmap": lambda draw: jax.vmap(draw)(jax.random.split(KEY, 2)),
-    "grad": lambda draw: jax.grad(lambda x: x * draw(KEY).sum())(1.0),
+    "jit in grad": lambda draw: jax.grad(lambda x: x * jax.jit(draw)(KEY).sum())(1.0),
 }
 
 

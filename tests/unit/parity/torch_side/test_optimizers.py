@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from jaxddp.errors import InputError
 from jaxddp.parity.port import Port
+from torch_ref.lightning import Cadence
 from torch_ref.program import MakeOptimizer, optimizer_of
 
 
@@ -20,6 +21,38 @@ def made(**fields: Any) -> tuple[torch.optim.Optimizer, Any]:
     model = torch.nn.Linear(3, 2)
     make = MakeOptimizer(port.torch_optimizer, port.torch_scheduler, port.configure_optimizers)
     return optimizer_of(make, model, list(model.parameters()))
+
+
+def lightning(model: torch.nn.Module, **more: Any) -> dict[str, Any]:
+    """Return Lightning's dictionary of an optimizer and a scheduler that multiplies the rate by 0.1."""
+    optimizer, scheduler = scheduled(model)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, **more}}
+
+
+# Options of the dictionary and micro-batches per step -> rates of 8 steps, with 3 steps per epoch, as powers of 0.1.
+CADENCES = [
+    ({}, 1, [0, 0, 0, 1, 1, 1, 2, 2]),
+    ({"frequency": 2}, 1, [0, 0, 0, 0, 0, 0, 1, 1]),
+    ({"interval": "step"}, 1, [0, 1, 2, 3, 4, 5, 6, 7]),
+    ({"interval": "step", "frequency": 2}, 1, [0, 0, 1, 1, 1, 2, 2, 2]),  # batches are counted in each epoch
+    ({"interval": "step", "frequency": 4}, 2, [0, 0, 1, 1, 1, 2, 2, 2]),  # as are micro-batches
+    ({"interval": "epoch", "frequency": 1}, 2, [0, 0, 0, 1, 1, 1, 2, 2]),
+]
+
+
+@pytest.mark.parametrize(("options", "pieces", "powers"), CADENCES)
+def test_a_scheduler_in_a_dictionary_advances_as_lightning_advances_it(
+    options: dict[str, Any], pieces: int, powers: list[int]
+) -> None:
+    model = torch.nn.Linear(3, 2)
+    make = MakeOptimizer(None, None, lambda model: lightning(model, **options))
+    optimizer, scheduler = optimizer_of(make, model, list(model.parameters()), Cadence(3, pieces))
+    rates = []
+    for _ in powers:
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([0.1 * 0.1**power for power in powers])
 
 
 plain_sgd = partial(torch.optim.SGD, lr=0.1)
@@ -56,10 +89,12 @@ def test_configure_optimizers_may_return_what_lightnings_does(configure: Any, ha
     [
         (lambda model: None, "must return a torch optimizer, and .* NoneType$"),
         (lambda model: [sgd(model)] * 2, "returns 2 optimizers; must be one"),
-        (
-            lambda model: {"optimizer": sgd(model)},
-            r"must return an optimizer, or \(optimizer, scheduler\), not a dictio",
-        ),
+        (lambda model: {"scheduler": sgd(model)}, 'must return a dictionary with "optimizer", and returns .*sched'),
+        (lambda model: lightning(model, monitor="val_loss"), "\"monitor\": 'val_loss': a scheduler that waits for"),
+        (lambda model: lightning(model, interval="batch"), '"interval" batch: unknown'),
+        (lambda model: lightning(model, interval="step", frequency=0), '"frequency" 0: must be an integer'),
+        (lambda model: lightning(model), '"interval": "epoch", Lightning\'s default, needs .*steps_per_epoch'),
+        (lambda model: lightning(model, interval="step", frequency=2), '"frequency": 2 needs .*steps_per_epoch'),
         (lambda model: (sgd(model), 0.5), "must return a scheduler with a method step, and returns float"),
         (
             lambda model: sgd(torch.nn.Linear(5, 4)),
