@@ -297,7 +297,7 @@ def _options(group: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, An
     """Return a parameter group as JSON can hold it: the names of its parameters and its numbers and flags."""
     parameters: Iterable[nn.Parameter] = group["params"]
     options = {name: _number(value) for name, value in group.items() if name != "params"}
-    if None in (eps := group.get("eps") if isinstance(group.get("eps"), tuple) else ()):  # Adafactor's: the dtype's
+    if isinstance(eps := group.get("eps"), tuple) and None in eps:  # Adafactor's, which is the dtype's
         precision = torch.finfo(next(iter(parameters)).dtype).eps
         options["eps"] = [precision if value is None else value for value in eps]
     known = {name: value for name, value in options.items() if value is not None}

@@ -62,7 +62,7 @@ def running_means(
                 apart[number] = np.subtract(*(side[name].astype(float) for side in sides))
         added = {n: (x - (1 - share) * apart[n - 1]) / share for n, x in apart.items() if n - 1 in apart}
         left = _explained(added, [*_candidates(shifts, params, added)])
-        is_explained = np.mean([_norm(left[n]) <= LEFT * _norm(x) for n, x in added.items()] or [0]) >= 0.5
+        is_explained = np.mean([_norm(left[n]) <= LEFT * _norm(x) for n, x in added.items()] or [False]) >= 0.5
         remaining[name] = {
             n: None if not is_explained and _norm(apart[n]) <= PASSED_ON * stage_norm(shifts[n]) else share * x
             for n, x in left.items()
