@@ -120,8 +120,8 @@ def train_epochs(run: Run, log: RunLog, notes: Mapping[str, Any] | None = None) 
                 if average is not None:
                     save_weights(Path(config.output) / AVERAGED_FILE, average)
     ending = *filter(None, [stopping.reason]), config.agreement
-    speed = run.throughput.lines(run.peak_memory())
-    log.summary(metrics, time.perf_counter() - started, *ending, split=run.data.judged, speed=speed)
+    lines = run.throughput.lines(run.peak_memory())
+    log.summary(metrics, time.perf_counter() - started, *ending, split=run.data.judged, speed=lines)
 
 
 def train_epoch(
