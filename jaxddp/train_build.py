@@ -99,9 +99,10 @@ def data_parallel(
     if (step := program.get("flax_step")) is not None:
         given["replica_step"] = program_step(functional, of_batches(step), optimizer, config.seed)
         return DataParallel(functional, None, loss_fn, **given)
-    # A dispatch whose number of steps is given may end, and call on_step_end, after any step.
-    shown = (1 if config.steps_per_dispatch else config.callback_every) if program.get("on_step_end") else math.inf
-    given["is_logged"] = lambda step: config.is_logged(step) | (step % shown == 0)
+    given["is_logged"] = config.is_logged
+    if program.get("on_step_end"):  # which a dispatch of a given number of steps may call after any step
+        every = 1 if config.steps_per_dispatch else config.callback_every
+        given["is_logged"] = lambda step: config.is_logged(step) | (step % every == 0)
     if optimizer is None:
         scaled = config.with_scaled_lr(replicas.world_size)
         optimizer, given["lr"] = optim.from_config(scaled, total_steps), schedules.from_config(scaled, total_steps).lr

@@ -70,8 +70,10 @@ def check_resumes(config: TrainerConfig, saved: TrainerConfig) -> None:
         InputError: see `TrainerConfig.check_resumes`.
     """
     program = getattr(type(config), "PROGRAM", None)
-    own = {} if program is None else _flags(program)
-    with _as_written(program, {name for name in own if getattr(config, name) == own[name] != getattr(saved, name)}):
+    edited = (
+        {} if program is None else _edits(Path(config.resume or ""), program, default_config(program, TrainerConfig))
+    )
+    with _as_written(program, {name for name, value in edited.items() if getattr(config, name) == value}):
         config.check_resumes(saved)
 
 
