@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,16 @@ class Runs:
             steps: number of steps to use, from the first; None: all.
             jax: records of another forced run, which are judged in place of these; None: these.
         """
+        if steps is None and jax is None:
+            return self._evidence
+        return self._judged(steps, jax)
+
+    @cached_property
+    def _evidence(self) -> Evidence:
+        """Evidence of complete runs."""
+        return self._judged(None, None)
+
+    def _judged(self, steps: int | None, jax: Records | None) -> Evidence:
         torch, of_jax = _first(self.torch, steps), _first(self.jax if jax is None else jax, steps)
         judgement = judge(torch, of_jax, self.facts, self.summary.optimizer, self.summary.highest)
         judgement.shapes |= {name: x for name, x in shapes_of(self.start).items() if name in judgement.shapes}

@@ -191,7 +191,7 @@ SATURATED = [
     own_optimizers("Adam(parameters, lr=1e-2, eps=1e-14)", "optax.adam(1e-2, eps=1e-14)"),
 ]
 FALLS = """
-def torch_scheduler(optimizer): return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - 1e-4 * step)
+def torch_scheduler(optimizer): return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - 1e-2 * step)
 """
 FORGETS_TO_COUNT = """
 def flax_step(loss, optimizer, state, batch):
@@ -199,7 +199,7 @@ def flax_step(loss, optimizer, state, batch):
     (value, buffers), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, state.buffers, batch)
     gradients = jax.lax.pmean(gradients, "replica")
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, jax.tree.map(lambda x: (1 - 1e-4 * state.step) * x, updates))
+    params = optax.apply_updates(state.params, jax.tree.map(lambda x: (1 - 1e-2 * state.step) * x, updates))
     return dataclasses.replace(state, step=COUNT, params=params, opt_state=opt_state)
 """
 
@@ -239,9 +239,8 @@ def test_a_restore_that_changes_the_state_is_named_at_its_line(
     change: str, stage: str, what: str, checked: Checked
 ) -> None:
     chain = "optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(lambda t: -0.01 * (1 - 1e-2 * t)))"
-    falls = FALLS.replace("1e-4", "1e-2")
     report = checked(
-        own_optimizers("Adam(parameters, lr=0.01)", chain), more=falls + RESTORES.replace("CHANGE", change)
+        own_optimizers("Adam(parameters, lr=0.01)", chain), more=FALLS + RESTORES.replace("CHANGE", change)
     )
     ((difference),) = report.differences
     assert (difference.stage, difference.step) == (stage, 2) and difference.cause is not None, report
@@ -250,7 +249,7 @@ def test_a_restore_that_changes_the_state_is_named_at_its_line(
 
 
 def test_a_skipped_update_is_no_learning_rate_of_0(checked: Checked) -> None:
-    skips = FORGETS_TO_COUNT.replace("(1 - 1e-4 * state.step) * x", "(state.step % 2 == 0) * x")
+    skips = FORGETS_TO_COUNT.replace("(1 - 1e-2 * state.step) * x", "(state.step % 2 == 0) * x")
     report = checked(
         own_optimizers("SGD(parameters, lr=0.1)", "optax.sgd(0.1)"), more=skips.replace("COUNT", "state.step + 1")
     )
@@ -357,7 +356,8 @@ WRONG = {
 OPTIMIZERS = "flax_optimizer = ", "def torch_optimizer("
 LOSSES = "cross_entropy(model(batch", "F.cross_entropy(model(batch"
 LINES = {
-    **dict.fromkeys(("decay", "rate", "restore"), OPTIMIZERS),
+    **dict.fromkeys(("decay", "rate"), OPTIMIZERS),
+    "restore": ("def flax_restore(", ""),
     "clipping": (OPTIMIZERS[0], "torch_clip_grad_norm = "),
     "first update of 0": ("flax_optimizer = ", "lr_scheduler.LambdaLR("),
     **dict.fromkeys(("pmean", "sum", "sum of tokens", "psum"), LOSSES),
@@ -372,6 +372,7 @@ LINES = {
 # What shows a cause that is not planted in the reference.
 MEASURED = {
     "different_start": "the replicas' start differs by 0.25 in fc2.weight",
+    "resume_lost_state": "flax_restore, which must return the state that it is given, changes opt_state",
     "same_shard": "the examples of all 3 steps are torch's with this fault, by their fingerprints",
 }
 
@@ -390,7 +391,7 @@ def test_what_is_wrong_is_named_with_its_lines(fault: str, checked: Checked) -> 
     for quote, text in zip((found.cause.jax, found.cause.torch), LINES[fault], strict=True):
         assert (quote is None) if not text else (quote is not None and text in quote.text[quote.line - quote.first])
     assert 1e5 * found.allowed < found.residual < math.inf
-    assert found.cause.measured == MEASURED.get(name, "")
+    assert found.cause.measured.startswith(MEASURED.get(name, "")) and bool(found.cause.measured) == (name in MEASURED)
 
 
 @pytest.mark.large

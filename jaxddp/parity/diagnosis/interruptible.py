@@ -80,9 +80,9 @@ class InterruptibleSearches:
     @contextmanager
     def share(self, parts: int) -> Iterator[None]:
         """Within the `with` statement, let searches take one of so many parts of the time that is left, if limited."""
-        self.spent = False
         with self.progress.stop.share(parts):
             yield
+        self.spent = False
 
     def run(self, search: Callable[[], T], problems: list[Problem] | None = None) -> T | None:
         """Return the result of a search; None if it fails or is ended, or if an earlier one was ended.

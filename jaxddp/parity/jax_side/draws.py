@@ -42,9 +42,9 @@ DRAWING = {"random_bits", "random_gamma", "rng_bit_generator", "rng_uniform", "t
 
 OTHER = f"only {', '.join(SERVED)} numbers can be the same on both sides; make them an entry of the batch"
 INSIDE = "it is drawn inside of a jit, scan, vmap or remat of the port, where all calls would get the same numbers"
-# jax's modules, and functions of jax.vmap, within which one traced draw stands for several or is traced only once.
+# jax's modules, and the function of jax.vmap, within which one traced draw stands for several, or is traced only once.
 REPEATING = tuple(f"jax._src.{name}" for name in ("pjit", "lax.control_flow", "ad_checkpoint", "shard_map", "pmap"))
-MAPPING = ("vmap_f",)
+MAPPING = "vmap_f"
 OF_BATCHES = of_batches(lambda: None).__code__
 UNSEEN = "call jax.random.normal, uniform or bernoulli by their names"
 
@@ -60,8 +60,7 @@ def draws_of(port: Port) -> tuple[Draw, ...]:
         with _replaced(_noting(arguments, draws)):
             return function(*arguments, **more)
 
-    changed: dict[str, Any] = {name: noted}
-    port = replace(port, **changed)
+    port = replace(port, **{name: noted})  # type: ignore[arg-type]
     functional, local_loss = pure_loss(port, port.flax_model())
     loss: Callable[..., Any] = local_loss
     if port.flax_step is not None and port.torch_step is not None:
@@ -86,8 +85,7 @@ def serving(port: DrawnPort) -> DrawnPort:
         served.check()
         return returned
 
-    changed: dict[str, Any] = {name: served_function}
-    return replace(port, **changed)
+    return replace(port, **{name: served_function})  # type: ignore[arg-type]
 
 
 def _drawing(port: Port) -> tuple[str, Callable[..., Any]]:
@@ -135,9 +133,8 @@ def _noting(arguments: Sequence[Any], draws: list[Draw]) -> Functions:
 def _differentiates_only() -> bool:
     """Return whether the draw is in no transformation of the function's but derivatives, which call it once."""
     within = takewhile(lambda frame: frame.f_code.co_name != "noted", calling())
-    return not any(
-        frame.f_globals.get("__name__", "").startswith(REPEATING) or frame.f_code.co_name in MAPPING for frame in within
-    )
+    names = ((frame.f_code.co_name, frame.f_globals.get("__name__", "")) for frame in within)
+    return not any(name == MAPPING or module.startswith(REPEATING) for name, module in names)
 
 
 def _samplers(take: Take) -> Functions:
