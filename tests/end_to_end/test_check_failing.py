@@ -79,7 +79,7 @@ def test_an_error_in_a_module_beside_the_port_is_told_with_its_own_line(
     assert [p.message for p in report.problems] == [f"{tmp_path / module}.py: line 2: KeyError: 'gone'"]
 
 
-JAX, NAMES, TORCH = "flax_model or step 1", "names", "torch rank 0, the port's file or torch_model"
+JAX, NAMES, FILE, TORCH = "flax_model or step 1", "names", "file", "torch rank 0, the port's file or torch_model"
 SHOWS_OTHERS = step(("{name: every[name] for name in SHOWS}", '{"grads": 0}'))
 LOSES_FC2 = step(("optax.apply_updates(state.params, updates)", '{"fc1": updates["fc1"]}'))
 WIDER = [("nnx.Linear(3, 5", "nnx.Linear(3, 6"), ("nnx.Linear(5, 4", "nnx.Linear(6, 4")]
@@ -95,7 +95,7 @@ UNUSABLE = {
     "params": ([], LOSES_FC2, JAX, "must return all params of the state: missing fc2.bias; missing fc2.kernel"),
     "shapes": (WIDER, "", NAMES, "jax's fc1.kernel (3, 6) cannot be torch's fc1.weight (5, 3);"),
     "names": (RENAMED, "", NAMES, "jax's inner.kernel (3, 5) has no twin in torch"),
-    "import": ([IMPORT], "", TORCH, "HERE: ModuleNotFoundError: No module named 'tim'"),
+    "import": ([IMPORT], "", FILE, "HERE: ModuleNotFoundError: No module named 'tim'"),
     "GPU": ([ON_A_GPU], "", TORCH, "HERE: "),  # builds of torch use other words
     "complex": ([COMPLEX], "", TORCH, "torch_model: fc1.weight is complex128;"),
 }
@@ -108,7 +108,7 @@ def test_a_half_that_cannot_be_used_is_told_with_advice(
 ) -> None:
     report = failing(*changes, more=more)
     (problem,) = report.problems
-    side = {JAX: "jax", NAMES: "port", TORCH: "torch"}[where]
+    side = {JAX: "jax", NAMES: "port", FILE: "port", TORCH: "torch"}[where]
     assert (report.verdict, problem.side, problem.where) == ("incomplete", side, where)
     if message.startswith("HERE"):
         message = message.replace("HERE", line_of(tmp_path / "port.py", changes[0][1].strip()))
