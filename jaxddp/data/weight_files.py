@@ -1,5 +1,6 @@
 """Checks of .safetensors files and of the values read from them, for both trainers."""
 
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,10 +96,10 @@ def check_values(tensors: Mapping[str, Any], values: Mapping[str, NDArray[Any]],
     jaxddp.errors.InputError: fc.bias[1] is 1e+300; must be finite in float32
     """
     for name, value in sorted(values.items()):
-        is_float = value.dtype.kind == "f"
-        given = np.asarray(tensors[name])
-        wrong = ~np.isfinite(value) if is_float else value != given
-        wrong &= ~np.isinf(given) if is_float and name in buffers else True
+        is_float, given = value.dtype.kind == "f", tensors[name]
+        wrong = ~np.isfinite(value) if is_float else value != np.asarray(given)
+        if name in buffers:
+            wrong &= np.asarray(abs(given) != math.inf)
         if wrong.any():
             index = tuple(map(int, np.argwhere(wrong)[0]))
             limit = f"finite in {value.dtype}" if is_float else "in int32"
