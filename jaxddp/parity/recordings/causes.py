@@ -21,6 +21,7 @@ from jaxddp.parity.diagnosis.reduction.optimizer_gradients import explain_receiv
 from jaxddp.parity.diagnosis.reduction.reduction_causes import ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
+from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.recordings.aligned import Alignment, total_norm
 from jaxddp.parity.recordings.clipping_rule import CLOSE, ratio
@@ -115,15 +116,18 @@ def of_updates(
         rounding=rounding,
         sizes=sizes_of(torch[0], torch_run.world_size),
     )
-    residuals = reference_residuals(evidence)
-    if residuals is None or all(value <= floor for of_step in residuals for value in of_step.values()):
-        return Updates(residuals, floor, Ruling((), None))
-    if floor > COARSEST:
-        return Updates(residuals, floor, Ruling((), None, cut_short=True))
-    return Updates(residuals, floor, simplest_first(explain_optimizer(evidence, floor)))
+    try:
+        residuals = reference_residuals(evidence)
+        if residuals is None or all(value <= floor for of_step in residuals for value in of_step.values()):
+            return Updates(residuals, floor, Ruling((), None))
+        if floor > COARSEST:
+            return Updates(residuals, floor, Ruling((), None, cut_short=True))
+        return Updates(residuals, floor, _simplest_first(explain_optimizer(evidence, floor)))
+    except IMPOSSIBLE:  # torch has no such optimizer, or none with such options
+        return Updates(None, floor, Ruling((), None))
 
 
-def simplest_first(ruling: Ruling) -> Ruling:
+def _simplest_first(ruling: Ruling) -> Ruling:
     """Order the hypotheses that a run cannot tell apart: something is missing, an option differs, gradients do.
 
     Float32 tells little apart: beside a decay that is missing, one that hardly acts explains the updates as well. Other
