@@ -87,8 +87,8 @@ class JaxLoop:
         of_ranks = self._of_replicas(batches)
         samples = [identified(rank) for rank in of_ranks]
         loss = np.mean([np.atleast_1d(to_array(_of_process(one))).astype(np.float64) for one in losses], axis=0)
-        if loss.shape not in ((1,), (self._replicas,)):
-            raise InputError(f"Recorder.step: loss: has shape {loss.shape}; must be a scalar, or stacked as params are")
+        if loss.ndim > 1:
+            raise InputError(f"Recorder.step: loss: has shape {loss.shape}; must be a scalar, or one for each replica")
         stages: dict[str, Mapping[str, np.ndarray]] = {
             "samples": {name: np.stack([one[name] for one in samples]) for name in samples[0]},
             "local_loss": {"loss": loss},

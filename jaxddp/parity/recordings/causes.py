@@ -22,6 +22,7 @@ from jaxddp.parity.diagnosis.reduction.optimizer_gradients import explain_receiv
 from jaxddp.parity.diagnosis.reduction.reduction_causes import ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
+from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.recordings.aligned import Alignment, total_norm
 from jaxddp.parity.recordings.clipping_rule import CLOSE, ratio
@@ -120,10 +121,10 @@ def of_updates(
         return Updates(residuals, floor, Ruling((), None))
     if floor > COARSEST:
         return Updates(residuals, floor, Ruling((), None, cut_short=True))
-    return Updates(residuals, floor, simplest_first(explain_optimizer(evidence, floor)))
+    return Updates(residuals, floor, _simplest_first(explain_optimizer(evidence, floor)))
 
 
-def simplest_first(ruling: Ruling) -> Ruling:
+def _simplest_first(ruling: Ruling) -> Ruling:
     """Order the hypotheses that a run cannot tell apart: something is missing, an option differs, gradients do.
 
     Float32 tells little apart: beside a decay that is missing, one that hardly acts explains the updates as well. Other
@@ -135,11 +136,14 @@ def simplest_first(ruling: Ruling) -> Ruling:
 
 def replay(evidence: OptimizerEvidence, run: Recording) -> list[dict[str, float]] | None:
     """Return residuals as `reference_residuals` does; None, too, if excerpts do not tell what the optimizer does."""
-    program = reference_program(evidence)
-    if program is None:
+    try:
+        program = reference_program(evidence)
+        is_excerpt = any(math.prod(shape) > run.limit for shape in run.shapes.values())
+        if program is None or (is_excerpt and not program.step.elementwise):
+            return None
+        return reference_residuals(evidence)
+    except IMPOSSIBLE:  # torch has no such optimizer, or none with such options
         return None
-    is_excerpt = any(math.prod(shape) > run.limit for shape in run.shapes.values())
-    return None if is_excerpt and not program.step.elementwise else reference_residuals(evidence)
 
 
 def rounding_of_updates(

@@ -103,7 +103,7 @@ class Part:
         if stage == "samples":
             return x.ndim == (2 if name.endswith(":hash") else 3) and len(x) == replicas
         if stage == "local_loss":
-            return x.shape in ((1,), (replicas,)) and name == "loss"
+            return x.ndim == 1 and name == "loss"  # of each replica, device or example
         if stage == "norms":
             return x.size == 1
         shape = self._shapes.get(name, self._shapes.get(name.partition(":")[2]))
@@ -208,13 +208,14 @@ def _is_finite(x: Any) -> bool:
 
 def _is_group(x: Any) -> bool:
     options = {**x, "names": []}
-    are_right = _fits(options, {"": lambda value: _is_finite(value) or _fits(value, [_is_finite])})
+    are_right = _fits(options, {"": lambda value: isinstance(value, int | float) or _fits(value, [_is_finite])})
     return are_right and _is_finite(x.get("lr")) and _fits(x.get("names"), [str])
 
 
 HEADER = {
     "side": {"torch", "jax"},
-    **dict.fromkeys(("world_size", "replicas", "limit"), range(1, MOST)),
+    **dict.fromkeys(("world_size", "replicas"), range(1, MOST)),
+    "limit": range(1, 2**64),
     "tensors": {"": (_is_shape, str, {"parameter", "buffer"})},
 }
 OF_TORCH = {"optimizer": str, "tied": {"": str}, "modules": {"": (str, {"": _is_finite})}}

@@ -97,14 +97,14 @@ def reference_program(evidence: OptimizerEvidence) -> OptimizerProgram | None:
     """Return torch's optimizer of the run, from its groups; parameters in no group do not change.
 
     Returns:
-        The program; None for an optimizer that torch does not have, or whose groups differ in flags or options.
+        The program; None for an optimizer that torch does not have, or whose groups differ in their flags.
     """
     made = getattr(torch.optim, evidence.kind, None)
     if made is None or evidence.kind in OTHER_INPUTS:
         return None
     frames = [_Frame(step, inspect.signature(made).parameters) for step in evidence.steps]
     flags = {tuple(of_group.items()) for frame in frames for of_group in frame.flags}
-    if len(flags) != 1 or len({of_group for frame in frames for of_group in frame.numbers}) != 1:
+    if len(flags) != 1:
         return None
     return OptimizerProgram(
         evidence.kind,
@@ -133,10 +133,9 @@ class _Frame:
         self.clipped = step.clipped
         self.norm = (stage_norm(step.gradients) if step.norm is None else step.norm) / (step.clipped or 1.0)
         split = [numbers_and_flags({k: x for k, x in group.items() if k in parameters}) for group in step.groups]
-        self.numbers = [tuple(sorted(numbers)) for numbers, _ in split]
         self.flags = [flags for _, flags in split]
         of_each = [split[step.groups.index(group_of.get(name, step.groups[0]))][0] for name in self.names]
-        self.columns = {name: np.array([numbers.get(name, 0.0) for numbers in of_each]) for name in of_each[0]}
+        self.columns = {name: np.array([numbers[name] for numbers in of_each]) for name in of_each[0]}
 
 
 def numbers_and_flags(group: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:

@@ -183,7 +183,7 @@ def test_replicas_of_pmap_are_recorded_apart(tmp_path: Path) -> None:
             "scaler: must be torch's",
         ),
         (lambda path: _after_watch(path).watch({"w": np.ones(2)}), "watch was called before"),
-        (lambda path: _after_watch(path).step([], np.ones(3)), r"loss: has shape \(3,\)"),
+        (lambda path: _after_watch(path).step([], np.ones((3, 2))), r"loss: has shape \(3, 2\)"),
         (lambda path: _after_watch(path).step([], 0.0, params={"v": np.ones(2)}), "params: must have the parameters'"),
         (lambda path: Recorder(path).step([], 0.0), "before watch"),
         (lambda path: Recorder(path).watch(nn.Linear(1, 1), "sgd"), "optimizer: must be torch's, and is str"),

@@ -136,6 +136,16 @@ def test_bad_recordings_are_told_in_one_line(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("kind", ["Muon", "lr_scheduler", "Optimizer", "Lion"])
+def test_an_optimizer_that_torch_does_not_have_for_these_tensors_is_a_problem(
+    kind: str, runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(runs / "torch", tmp_path / "torch")
+    header_with(tmp_path / "torch", optimizer=kind)
+    report = compare_runs(tmp_path / "torch", runs / "jax")
+    assert report.verdict == "incomplete" and f"{kind} cannot be replayed" in str(report)
+
+
 def test_recordings_without_a_common_step_and_two_of_torch_are_refused(runs: Path, tmp_path: Path) -> None:
     train_jax(tmp_path / "late", steps=3, recorded=[3])
     with pytest.raises(InputError, match=r"no step is in both recordings: .*torch has 1, 2; .*late has 3"):
