@@ -8,7 +8,7 @@ from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxddp.errors import InputError, shortened
+from jaxddp.errors import InputError, described, tell
 from jaxddp.files import writing
 from jaxddp.parity.recorder.batches import Entries
 from jaxddp.parity.recorder.files import RecordingWriter, Stages
@@ -222,19 +222,17 @@ class Recorder:
             if isinstance(error, InputError) and not self._count:
                 raise
             whole = f"steps up to {self._last} are whole" if self._last else "no step is recorded"
-            says = f"{self._folder}: recording stops at step {self._next}: {shortened(_described(error), 150)}; {whole}"
+            says = f"{self._folder}: recording stops at step {self._next}: {_described(error)}; {whole}"
             self._next, self._batches, self._losses = 0, [], []
             loop.stop()
-            with contextlib.suppress(OSError, ValueError):  # stderr is closed
-                print(says, file=sys.stderr, flush=True)
+            tell(says)
 
 
 def _described(error: Exception) -> str:
-    """Return the first line of an error, or of one of the operating system what it says of a file."""
+    """Return an error in one line, or of one of the operating system what it says of a file."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'a file'}: {error.strerror.lower()}"
-    says = str(error).strip().partition("\n")[0]
-    return says if isinstance(error, InputError) else f"{type(error).__name__}: {says}"
+    return str(error) if isinstance(error, InputError) else described(error, 150)
 
 
 def _numbers(steps: int | Iterable[int]) -> Iterator[int]:
