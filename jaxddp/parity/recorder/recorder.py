@@ -8,7 +8,7 @@ from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxddp.errors import InputError, described, tell
+from jaxddp.errors import InputError, described, shortened, tell
 from jaxddp.files import writing
 from jaxddp.parity.recorder.batches import Entries
 from jaxddp.parity.recorder.files import RecordingWriter, Stages
