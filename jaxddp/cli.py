@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from jaxddp.config import TrainerConfig
 from jaxddp.config.ulimits import ulimits
 from jaxddp.errors import BAD_INPUT, INTERRUPTED, InputError, TrainingError, exit_code, reason, tell, tells_of_memory
+from jaxddp.files import reason_of
 from jaxddp.flags import parse_plain, value_of
 from jaxddp.program import Program, built_in, check_flags, default_config, load_program
 from jaxddp.scripts import refuse_exits
@@ -122,7 +123,7 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
         if show_traceback or error.strerror is None:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        tell(f"error: {where}{error.strerror.lower()}")
+        tell(f"error: {where}{reason_of(error)}")
         raise SystemExit(BAD_INPUT) from error
     except KeyboardInterrupt:
         tell("interrupted")
