@@ -26,6 +26,7 @@ from jaxddp.errors import (
     tell,
     tells_of_memory,
 )
+from jaxddp.files import reason_of
 from jaxddp.flags import parse_plain, value_of
 from jaxddp.program import Program, built_in, check_flags, default_config, load_program
 from jaxddp.scripts import file_of_module, refuse_exits
@@ -141,7 +142,7 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
         if show_traceback or error.strerror is None:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        tell(f"error: {where}{error.strerror.lower()}")
+        tell(f"error: {where}{reason_of(error)}")
         raise SystemExit(BAD_INPUT) from error
     except KeyboardInterrupt:
         tell("interrupted")

@@ -12,6 +12,7 @@ from pathlib import Path
 from jaxddp.errors import InputError, MovedError, TrainingError
 
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # some file systems synchronize no folder, some no file
+FULL = (errno.ENOSPC, errno.EDQUOT)
 UNFINISHED = ".jaxddp-tmp"  # ends the names of files that are not complete yet, which no file of a user's has
 SPECIAL = "a pipe, a device or a socket"
 BEGINNING = 1024  # bytes of a file that show which flag wrote it
@@ -34,7 +35,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     b'complete'
     """
     unfinished = path.with_name(path.name + UNFINISHED)
-    try:
+    with naming(path):
         if kind := unwritable(path):
             raise OSError(errno.EEXIST, f"is {kind}")
         try:
@@ -49,17 +50,32 @@ def write_atomically(path: Path, content: bytes) -> None:
         finally:
             unfinished.unlink(missing_ok=True)
         sync(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an `OSError` name a file: one of an open file names none.
+
+    >>> with naming(Path("runs/a/log")):
+    ...     raise OSError(errno.EIO, "Input/output error")
+    Traceback (most recent call last):
+    ...
+    OSError: [Errno 5] Input/output error: 'runs/a/log'
+    """
+    try:
+        yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def sync(path: Path) -> None:
     """Write a file, or the names in a folder, to the disk, where the file system can."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        sync_open(descriptor)
-    finally:
-        os.close(descriptor)
+    with naming(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            sync_open(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def sync_open(descriptor: int) -> None:
@@ -107,13 +123,21 @@ def writing(kind: type[Exception], place: Path | None = None, advice: str = "") 
     ...     raise OSError(errno.ENOSPC, "No space left on device")
     Traceback (most recent call last):
     ...
-    jaxddp.errors.InputError: runs/a/notes: cannot be written (no space left on device)
+    jaxddp.errors.InputError: runs/a/notes: cannot be written (no space left on device: make room)
     """
     try:
         yield
     except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise kind(f"{error.filename or place}: cannot be written ({reason}){advice}") from error
+        raise kind(f"{error.filename or place}: cannot be written ({reason_of(error)}){advice}") from error
+
+
+def reason_of(error: OSError) -> str:
+    """Return what an error of the system says, and what to do about a full disk.
+
+    >>> reason_of(OSError(errno.ENOSPC, "No space left on device"))
+    'no space left on device: make room'
+    """
+    return (error.strerror or type(error).__name__).lower() + ": make room" * (error.errno in FULL)
 
 
 def check_files(files: Mapping[str, tuple[Path | None, bytes | None]]) -> None:
@@ -142,7 +166,7 @@ def check_files(files: Mapping[str, tuple[Path | None, bytes | None]]) -> None:
                 _check_replaceable(where, path, mark, flag)
             earlier, mark_of_earlier = taken.setdefault(_place(path), (where, mark))
         except OSError as error:
-            raise InputError(f"{where}: {(error.strerror or type(error).__name__).lower()}; must be a file") from None
+            raise InputError(f"{where}: {reason_of(error)}; must be a file") from None
         if earlier != where and (mark, mark_of_earlier) != (None, None):
             raise InputError(f"{where}: is the file of {earlier}; choose another name")
 

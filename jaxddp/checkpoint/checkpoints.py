@@ -4,6 +4,7 @@ import contextlib
 import copy
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from jaxddp.checkpoint.workarounds import plain_path, silence
 from jaxddp.distributed.agreement import check_same
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, NotFiniteError, TrainingError, differences, listed, shortened, tell
-from jaxddp.files import check_in_place, check_regular, sync
+from jaxddp.files import check_in_place, check_regular, reason_of, sync, writing
 from jaxddp.state import TrainState
 
 STATE, RECORD = "state", "record"  # items of a checkpoint
@@ -91,9 +92,10 @@ class Checkpoints:
 
     def create(self) -> None:
         """Create the folder, so that a missing one means that checkpoints were lost."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        sync(self._folder.parent)
-        self._descriptor  # noqa: B018
+        with writing(TrainingError, self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            sync(self._folder.parent)
+            self._descriptor  # noqa: B018
 
     @cached_property
     def _descriptor(self) -> int:
@@ -225,7 +227,8 @@ class Checkpoints:
             with contextlib.suppress(TrainingError):
                 self.wait()
             if self._is_alone or not self._errors:
-                self._manager.close()
+                with contextlib.suppress(Exception):  # a failed save, which Orbax raises again
+                    self._manager.close()
         self._resources.close()
 
     def _restored(self, step: int, like: TrainState) -> TrainState:
@@ -328,4 +331,7 @@ class _Kept:
 
 
 def _reason(error: Exception) -> str:
-    return shortened(" ".join(str(error).split()))
+    """Return what an error says, in the system's words where it comes from there; tensorstore's take pages."""
+    if match := re.search(r"os_error_code='(\d+)'", str(error)):
+        error = OSError(int(match[1]), os.strerror(int(match[1])))
+    return reason_of(error) if isinstance(error, OSError) else shortened(" ".join(str(error).split()))

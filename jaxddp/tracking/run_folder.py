@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 from jaxddp.config import TrainerConfig
 from jaxddp.config.kinds import fits
 from jaxddp.errors import InputError, listed, reason
-from jaxddp.files import UNFINISHED, check_regular, write_atomically
+from jaxddp.files import UNFINISHED, check_regular, reason_of, write_atomically
 from jaxddp.tracking.folder_lock import LOCK_FILE, hold
 
 CONFIG_FILE = "config.json"
@@ -64,8 +64,7 @@ def _reasons(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise InputError(f"{where}: {reason}; must be a writable folder") from None
+        raise InputError(f"{where}: {reason_of(error)}; must be a writable folder") from None
 
 
 def _check_claimable(path: Path, where: str, resume: bool) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxddp.files import naming
 from jaxddp.tracking.gradient_metrics import LOG2_BINS
 
 FLUSH_EVERY = 10.0  # seconds
@@ -34,12 +35,11 @@ class EventFile:
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{time.time_ns()}"
         self.path = folder / name
         self._file = self.path.open("xb")
-        self._flushed = time.monotonic()
         self._write(file_version=VERSION)
         if resume_step is not None:
             self._write(step=resume_step + 1, file_version=VERSION)
             self._write(step=resume_step + 1, session_log={"status": 1})  # START: hides this step and later ones
-        self._file.flush()
+        self._flush()
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Write metrics by tag."""
@@ -61,20 +61,26 @@ class EventFile:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with naming(self.path):
+            self._file.close()
+
+    def _flush(self) -> None:
+        with naming(self.path):
+            self._file.flush()
+        self._flushed = time.monotonic()
 
     def _values(self, values: list[dict[str, Any]], step: int) -> None:
         self._write(step=step, summary={"value": values})
         if time.monotonic() - self._flushed > FLUSH_EVERY:
-            self._file.flush()
-            self._flushed = time.monotonic()
+            self._flush()
 
     def _write(self, **fields: Any) -> None:
         """Append an event as a TFRecord: length, its checksum, content, its checksum."""
         content = self._event(wall_time=time.time(), **fields).SerializeToString()
         length = struct.pack("<Q", len(content))
         checksums = [struct.pack("<I", self._checksum(part)) for part in (length, content)]
-        self._file.write(b"".join([length, checksums[0], content, checksums[1]]))
+        with naming(self.path):
+            self._file.write(b"".join([length, checksums[0], content, checksums[1]]))
 
 
 def _from_tensorboard() -> tuple[Any, Any]:

@@ -129,7 +129,7 @@ def test_help_lists_every_flag(package: str, capsys: pytest.CaptureFixture[str])
         (InputError("--lr"), 2, "error: --lr"),
         (InputError("--model a\nb\x1b[1m\udcff"), 2, r"error: --model a\nb\x1b[1m\udcff"),
         (TrainingError("loss is nan"), 2, "error: loss is nan"),
-        (OSError(28, "No space left on device", "run/a"), 2, "error: run/a: no space left on device"),
+        (OSError(28, "No space left on device", "run/a"), 2, "error: run/a: no space left on device: make room"),
         (MemoryError(), 2, "error: not enough memory: MemoryError; choose smaller sizes"),
         (MemoryError("Unable to allocate 9 GiB"), 2, "error: not enough memory: Unable to allocate 9 GiB; choose "),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore"), 2, "error: not enough memory: RESOURCE_EXHAUSTED: "),

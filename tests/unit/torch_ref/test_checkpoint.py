@@ -317,7 +317,7 @@ def test_a_full_disk_keeps_the_checkpoint_and_says_how_to_go_on(
     with pytest.raises(TrainingError) as error:
         training.main(small(run))
     assert str(error.value) == (
-        f"{run}/checkpoint.pt: cannot be written (no space left on device); "
+        f"{run}/checkpoint.pt: cannot be written (no space left on device: make room); "
         f"the last good checkpoint is {run}/checkpoint.pt; continue with --resume {run}"
     )
     assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 8

@@ -120,7 +120,7 @@ def test_a_failed_write_leaves_no_partial_file(
 
     monkeypatch.setattr(os, "fsync", full)
     line = fails(capsys, "port.py", "torch.safetensors", "out.safetensors")
-    assert line == "out.safetensors: no space left on device"
+    assert line == "out.safetensors: no space left on device: make room"
 
 
 def test_a_rule_that_does_not_fit_is_reported_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
