@@ -23,8 +23,8 @@ def fingerprints(micro_batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str,
         micro_batches: A micro-batches, arrays by name, shapes (B, ...).
 
     Returns:
-        entry -> uint64, shape (A B,), of a vector of integers "ids" the numbers themselves; beside one, entries that
-        have no numbers for each example are left out.
+        entry -> uint64, shape (A B,); of a vector of integers "ids" the numbers themselves; beside one, entries
+        that have no numbers for each example are left out.
 
     >>> image = np.arange(6.0).reshape(1, 2, 3)
     >>> first, second = fingerprints([{"x": image}]), fingerprints([{"x": image.transpose(0, 2, 1).astype("f4")}])
