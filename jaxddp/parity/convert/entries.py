@@ -1,5 +1,6 @@
 """Lines of the table `names`, and the arrays that fall under each."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxddp.errors import InputError
@@ -30,9 +31,14 @@ class Entry:
     rule: Rule
     rest: str
 
-    def paths(self, place: tuple[int, ...]) -> list[str]:
-        """Return the array's names with torch's module names in place of jax's, for a layer of a stack."""
-        return [numbered(layer + self.rest, place).lstrip(".") for layer in self.rule.layers]
+    def paths(self, numbers: Sequence[tuple[int, ...]] = ()) -> list[str]:
+        """Return the array's names with torch's module names in place of jax's.
+
+        Args:
+            numbers: for each of the rule's layers, its numbers in torch's stacks; (): the names keep their `NUMBER`.
+        """
+        pairs = zip(self.rule.layers, numbers or [()] * len(self.rule.layers), strict=True)
+        return [numbered(layer + self.rest, of_layer).lstrip(".") for layer, of_layer in pairs]
 
     def error(self, says: str) -> RuleError:
         """Return an error in this line."""
@@ -42,7 +48,7 @@ class Entry:
 def find_entry(jax: str, names: Names) -> Entry:
     """Find the line with the longest prefix of a jax name.
 
-    >>> find_entry("blocks.0.out.kernel", {"blocks": "layers", "blocks.0.out": "layers.0.proj"}).paths(())
+    >>> find_entry("blocks.0.out.kernel", {"blocks": "layers", "blocks.0.out": "layers.0.proj"}).paths()
     ['layers.0.proj.kernel']
     """
     for prefix in sorted(names, key=len, reverse=True):

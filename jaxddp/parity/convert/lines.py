@@ -20,7 +20,7 @@ def lines_of(pieces: Iterable[Piece], table: Names) -> Table:
     for piece in pieces:
         entry, layer = find_entry(piece.jax, table), piece.jax.rpartition(".")[0]
         name = piece.jax if entry.key == piece.jax else layer or piece.jax
-        path = entry.paths(())[0]
+        path = entry.paths()[0]
         if isinstance(entry.value, Rule) and entry.key is not None:
             lines[entry.key] = entry.value
         else:

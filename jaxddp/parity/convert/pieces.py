@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from jaxddp.errors import listed
-from jaxddp.parity.convert.entries import Entry, NoTwinError, find_entry
+from jaxddp.parity.convert.entries import Entry, NoTwinError, find_entry, numbered
 from jaxddp.parity.convert.layouts import (
     NORMS,
     RECURRENT,
@@ -93,6 +93,7 @@ class Pieces:
         self, modules: Mapping[str, nn.Module], tensors: Shapes, names: Names, transpose_kernel: Collection[str]
     ):
         self._modules, self._tensors, self._names, self._as_gradient = modules, tensors, names, transpose_kernel
+        self._known = modules.keys() | tensors.keys()
         self._orders: dict[tuple[type, str], set[str]] = {}  # class, name -> orders of axes that shapes have shown
 
     def of(self, jax: str, shape: Shape) -> list[Piece]:
@@ -117,16 +118,29 @@ class Pieces:
         if depth:
             self._check_count(jax, shape, entry)
         for place in np.ndindex(shape[:depth]):
-            targets = [self._target(path, jax, shape) for path in entry.paths(place)]
+            numbers = [self._numbers(layer, place) for layer in entry.rule.layers]
+            targets = [self._target(path, jax, shape) for path in entry.paths(numbers)]
             yield from self._of_layer(jax, shape[depth:], place, targets, entry)
 
     def _check_count(self, jax: str, shape: Shape, entry: Entry) -> None:
         """Raise unless torch has as many layers as jax's stack."""
         stack = entry.rule.layers[0].partition(NUMBER)[0]
-        known = self._modules.keys() | self._tensors.keys()
-        count = next(number for number in itertools.count() if f"{stack}{number}" not in known)
+        first = self._first(stack)
+        count = next(number for number in itertools.count() if f"{stack}{first + number}" not in self._known)
         if count != shape[0]:
             raise entry.error(f"jax's {jax} {shape} holds {shape[0]} layers, torch has {count} {stack}{NUMBER}")
+
+    def _numbers(self, layer: str, place: tuple[int, ...]) -> tuple[int, ...]:
+        """Return torch's numbers of a layer in a stack, or in nested ones."""
+        numbers: tuple[int, ...] = ()
+        for number in place:
+            stack = numbered(layer, numbers).partition(NUMBER)[0]
+            numbers = (*numbers, self._first(stack) + number)
+        return numbers
+
+    def _first(self, stack: str) -> int:
+        """Return the number of the first of torch's layers `stack`0, `stack`1, ..., which may count from 1."""
+        return 1 if f"{stack}0" not in self._known and f"{stack}1" in self._known else 0
 
     def _target(self, path: str, jax: str, shape: Shape) -> Target:
         """Return the tensor of a jax array whose name has torch's module names; see `Entry.paths`."""

@@ -146,7 +146,7 @@ class NamesTrial:
         turned: dict[tuple[str, Shape], Table] = {}
         for piece in (piece for piece in pieces if piece.other_axes):
             of_name = turned.setdefault((piece.jax.rpartition(".")[2], piece.other_axes), {})
-            name = _layer(find_entry(piece.jax, lines).paths(())[0])
+            name = _layer(find_entry(piece.jax, lines).paths()[0])
             of_name[_layer(piece.jax) or piece.jax] = transposed(name or piece.torch, piece.other_axes)
         others += turned.values()
         subsets = itertools.product((False, True), repeat=min(len(others), MOST_LAYOUTS))

@@ -121,4 +121,8 @@ def listen(module: nn.Module, name: str, calls: LayerCalls, hooks: ExitStack) ->
 
 
 def _array(value: Any) -> np.ndarray | None:
-    return value.detach().cpu().numpy().copy() if isinstance(value, Tensor) and value.is_floating_point() else None
+    return (
+        value.detach().to_dense().cpu().numpy().copy()
+        if isinstance(value, Tensor) and value.is_floating_point()
+        else None
+    )

@@ -258,5 +258,5 @@ def excerpt_of(tensor: Tensor) -> Tensor:
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
-    """Copy a tensor into a NumPy array."""
-    return tensor.detach().clone().cpu().numpy()
+    """Copy a tensor into a NumPy array; a sparse one is made dense."""
+    return tensor.detach().to_dense().clone().cpu().numpy()

@@ -1,6 +1,7 @@
 """Fingerprints are equal for every layout of an example and differ between examples."""
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -121,3 +122,12 @@ def test_entries_under_other_names_are_compared_together() -> None:
     renamed = {"image": a["x"], "label": a["y"]}
     assert differing_share(a, renamed) == 0
     assert differing_share(a, {**renamed, "label": a["y"] + np.uint64(1)}) == 1
+
+
+@pytest.mark.parametrize("ids", [np.arange(8).reshape(4, 2), np.array([0.5, 1.0, 2.0, 3.0])])
+def test_ids_that_are_no_vector_of_integers_are_an_entry_like_any_other(ids: np.ndarray) -> None:
+    def of_replicas(ids: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: x[None] for name, x in fingerprints([{"ids": ids, "y": np.arange(4.0)}]).items()}
+
+    assert differing_share(of_replicas(ids), of_replicas(ids)) == 0
+    assert differing_share(of_replicas(ids), of_replicas(ids[::-1])) == 1

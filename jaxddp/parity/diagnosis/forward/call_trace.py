@@ -131,7 +131,7 @@ class CallTrace(TorchFunctionMode):
     def _record(self, call: Call, result: Any) -> None:
         module = self._modules[-1] if self._modules else None
         real = (x for x in tensors_in(result) if self._reads and not x.is_complex())
-        results = tuple(moments(x.detach().numpy()) for x in real)
+        results = tuple(moments(x.detach().to_dense().numpy()) for x in real)
         lines = lines_of_user(calling_lines()) if self._reads else ()
         line, callers = next(iter(lines), None), lines[1:]
         caller = library_function() if self._reads else ""

@@ -213,7 +213,7 @@ class CallTrial:
             return False
         if any(result is x for x in call.args):  # a fault of the catalogue that leaves the call out
             return site in self._from_equal or site in self._origins
-        results = tuple(moments(x.detach().numpy()) for x in tensors_in(result))
+        results = tuple(moments(x.detach().to_dense().numpy()) for x in tensors_in(result))
         if (
             self._moves(site)
             and len(results) == len(recorded.results)

@@ -67,6 +67,7 @@ class LossOfStep:
         with torch.no_grad():
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
                 name, gradient = names[id(parameter)], parameter.grad
-                self.received[name] = (torch.zeros_like(parameter) if gradient is None else gradient).numpy().copy()
+                given = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
+                self.received[name] = given.numpy().copy()
                 if gradient is not None:
                     parameter.copy_(torch.from_numpy(values[name]) if name in values else torch.tensor(math.nan))

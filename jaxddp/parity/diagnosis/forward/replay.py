@@ -230,7 +230,7 @@ def _gradients(loss: Tensor, module: nn.Module) -> dict[str, np.ndarray]:
     def take(name: str, parameter: Tensor) -> None:
         """Copy a gradient as soon as it is computed; a large one is freed before the next, which reuses its memory."""
         assert parameter.grad is not None, "called when it is there"
-        taken[name] = excerpt(parameter.grad.numpy())
+        taken[name] = excerpt(parameter.grad.to_dense().numpy())
         parameter.grad = None
 
     if not (loss.requires_grad and named):

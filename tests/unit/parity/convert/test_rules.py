@@ -79,6 +79,15 @@ def test_stacks_may_be_nested() -> None:
     np.testing.assert_array_equal(arrays["norm.scale"][1, 2], tensors["stages.1.layers.2.weight"])
 
 
+def test_torchs_layers_of_a_stack_may_count_from_one() -> None:
+    module = Layers(q1=nn.Linear(3, 2), q2=nn.Linear(3, 2))
+    shapes = {"kernel": (2, 3, 2), "bias": (2, 2)}
+    tensors, arrays = converted(module, shapes, {"kernel": "q{}.weight", "bias": "q{}.bias"})
+    np.testing.assert_array_equal(arrays["kernel"][1], tensors["q2.weight"].T)
+    with pytest.raises(InputError, match=r"holds 3 layers, torch has 2 q\{\}"):
+        converted(module, {"kernel": (3, 3, 2), "bias": (3, 2)}, {"kernel": "q{}.weight", "bias": "q{}.bias"})
+
+
 def test_a_stack_may_hold_bare_parameters() -> None:
     module = Layers(w=nn.ParameterList(torch.zeros(2, 5) for _ in range(3)))
     tensors, arrays = converted(module, {"blocks.w": (3, 2, 5)}, {"blocks.w": "w.{}"})

@@ -79,3 +79,12 @@ def test_long_layers_packed_sequences_and_projections_are_not_opened() -> None:
     with CallTrace(modules=[], reads=True) as calls:
         nn.GRU(INPUTS, HIDDEN)(x), nn.LSTM(INPUTS, HIDDEN)(packed), nn.LSTM(INPUTS, HIDDEN, proj_size=2)(x[:3])
     assert not any(call.within for call in calls.recorded)
+
+
+def test_sparse_results_of_calls_are_read_as_dense_ones() -> None:
+    matrix = torch.eye(3, dtype=torch.float64)
+    with CallTrace(modules=[], reads=True) as calls:
+        torch.relu(matrix)
+        torch.relu(matrix.to_sparse())
+    dense, *_, sparse = [call.results for call in calls.recorded]
+    assert sparse == dense
