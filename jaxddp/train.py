@@ -43,6 +43,7 @@ from jaxddp.tracking.kept_program import check_program, check_resumes, program_c
 from jaxddp.tracking.resumed import check_kept, check_not_done, check_same_epochs, check_same_run, check_steps_per_epoch
 from jaxddp.tracking.run_folder import check_same_data, claim_output
 from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
+from jaxddp.tracking.writers import check_installed
 from jaxddp.train_build import build, start_state
 from jaxddp.train_loop import train
 from jaxddp.train_run import Result, Run
@@ -186,6 +187,7 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
     space = sum(leaf.nbytes for leaf in jax.tree.leaves(run.ddp.unsharded(run.start)))
     folder = Path(output)
     if run.is_first:
+        check_installed(run.config)
         folder = resources.enter_context(claim_output(output, resume, space))
     where, replicas = f"{'--resume' if resume else '--output'} {output}", run.ddp.replicas
     check_sees((folder / LOCK_FILE).read_text, replicas, where, min(LATEST_SIGHT, run.config.join_timeout))

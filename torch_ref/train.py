@@ -39,6 +39,7 @@ from jaxddp.tracking.resumed import check_not_done, check_same_epochs, check_sam
 from jaxddp.tracking.run_folder import check_same_data, claim_output
 from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
 from jaxddp.tracking.throughput import Throughput, tokens_in
+from jaxddp.tracking.writers import check_installed
 from torch_ref import optim
 from torch_ref.amp import autocast, grad_scaler
 from torch_ref.checkpoint import CHECKPOINT_FILE, checkpoint_size, load_checkpoint
@@ -208,6 +209,7 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[dict[str, An
     changes: list[str] = []
     if config.output is not None and world.rank == 0:
         space = checkpoint_size(state)
+        check_installed(config)
         folder = resources.enter_context(claim_output(config.output, config.resume is not None, space))
         if config.resume is not None:
             check_same_data(folder, run.data.digests, run.program.file_name)

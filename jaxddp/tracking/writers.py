@@ -124,6 +124,12 @@ class MLflow:
             self._mlflow.end_run()
 
 
+def check_installed(config: TrainerConfig) -> None:
+    """Raise `InputError` unless the libraries of the services that `--track` names are installed."""
+    for name in {*config.track} & {"wandb", "mlflow"}:
+        _library(name)
+
+
 def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
