@@ -236,6 +236,54 @@ def test_changes_are_found_in_updates_that_are_differences_of_parameters(
     assert jax_edit is not None or found(report)[0] == ("outside_changes", 1)
 
 
+def record_with_target(folder: Path, side: str, tau: float, recorded: Any) -> Path:
+    """Record a program whose second network follows the first by an average, in torch or JAX."""
+    begin, rate = np.random.default_rng(3).normal(size=(2, FEATURES)), 0.1
+    batch = {"x": np.random.default_rng(4).normal(size=(8, FEATURES))}
+    recorder = Recorder(folder, recorded)
+    if side == "torch":
+        model = torch.nn.ModuleDict({name: torch.nn.Linear(FEATURES, 2, bias=False) for name in ("net", "target")})
+        for parameter in model.double().parameters():
+            parameter.data = torch.tensor(begin)
+        optimizer = torch.optim.SGD(model["net"].parameters(), lr=rate)
+        model["target"].requires_grad_(False)
+        recorder.watch(model, optimizer)
+        for _ in range(STEPS):
+            x = torch.tensor(batch["x"])
+            loss = (model["net"](x) - 0.9 * model["target"](x)).square().mean() + model["net"](x).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                model["target"].weight.lerp_(model["net"].weight, tau)  # type: ignore[operator]
+            recorder.step({"x": x}, loss)
+        return folder
+    params = {name: {"kernel": jnp.asarray(begin.T)} for name in ("net", "target")}
+
+    def loss_of(net: Any, target: Any) -> Any:
+        x = batch["x"]
+        return ((x @ net["kernel"] - 0.9 * (x @ target["kernel"])) ** 2).mean() + (x @ net["kernel"]).mean()
+
+    recorder.watch(params)
+    for _ in range(STEPS):
+        loss, grads = jax.value_and_grad(loss_of)(params["net"], params["target"])
+        zeros = jax.tree.map(jnp.zeros_like, params["target"])
+        updates = {"net": jax.tree.map(lambda g: -rate * g, grads), "target": zeros}
+        params = optax.apply_updates(params, updates)
+        params["target"] = jax.tree.map(lambda t, n: t + tau * (n - t), params["target"], params["net"])
+        recorder.step(batch, loss, grads={"net": grads, "target": zeros}, updates=updates, params=params)
+    return folder
+
+
+@pytest.mark.parametrize("recorded", [STEPS, [1, 3, 4]], ids=["all", "gap"])
+@pytest.mark.parametrize("tau", [0.05, 0.06])
+def test_a_target_network_that_both_sides_average_alike_is_equal(tau: float, recorded: Any, tmp_path: Path) -> None:
+    torch_run = record_with_target(tmp_path / "torch", "torch", 0.05, recorded)
+    report = compare_runs(torch_run, record_with_target(tmp_path / "jax", "jax", tau, recorded))
+    assert report.verdict == ("equal" if tau == 0.05 else "different"), str(report)
+    assert tau == 0.05 or found(report)[0] == ("outside_changes", 1)
+
+
 def test_a_state_that_both_sides_forget_is_equal(right: tuple[Path, Path], tmp_path: Path) -> None:
     report = compared(right, tmp_path, forget_torch, forget_jax)
     assert report.verdict == "equal", str(report)
