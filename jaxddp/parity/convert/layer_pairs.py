@@ -115,15 +115,20 @@ def paired_arrays(unpaired: Unpaired) -> Pairs:
     So pair arrays of plain functions, whose names need not show which of them are a layer, and those of torch's LSTM.
     """
     of_layers = paired_layers(unpaired)
-    jax = _sizes(unpaired.jax, unpaired.shapes, of_layers.pairs)
-    torch = _sizes(unpaired.torch, unpaired.tensors, of_layers.pairs.values())
+    jax = _sizes(unpaired.jax, unpaired.shapes, of_layers.pairs, OF_FLAX)
+    torch = _sizes(unpaired.torch, unpaired.tensors, of_layers.pairs.values(), OF_TORCH)
     found = _paired(jax, torch)
     return Pairs(of_layers.pairs | found.pairs, found.jax, found.torch, of_layers.by_order + found.by_order)
 
 
-def _sizes(names: Sequence[str], shapes: Shapes, layers: Collection[str]) -> dict[str, Kind]:
-    """Return the sizes of the arrays that are not in these layers."""
-    others = [name for name in names if not any(f"{name}.".startswith(f"{layer}.") for layer in layers)]
+def _sizes(names: Sequence[str], shapes: Shapes, layers: Collection[str], leaves: Collection[str]) -> dict[str, Kind]:
+    """Return the sizes of the arrays that are not in these layers, whose own arrays have these last names."""
+
+    def is_paired(name: str) -> bool:
+        layer, _, leaf = name.rpartition(".")
+        return name in layers or (layer in layers and (leaf in leaves or leaf == COUNTER))
+
+    others = [name for name in names if not is_paired(name)]
     return {name: ("array", tuple(sorted(squeezed(shapes[name])))) for name in others}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from jaxddp.errors import listed
-from jaxddp.parity.convert.layer_pairs import Kind, Pairs, Unpaired, paired_arrays, paired_layers
+from jaxddp.parity.convert.layer_pairs import OF_FLAX, Kind, Pairs, Unpaired, paired_arrays, paired_layers
 from jaxddp.parity.convert.layouts import Shape
 from jaxddp.parity.convert.lines import Table, folded
 from jaxddp.parity.port.rules import NUMBER, Names, Rule, fused, part
@@ -67,7 +67,8 @@ def propose(unpaired: Unpaired, tied: Mapping[str, str], fits: Callable[[Table],
     ways = [(one, paired_layers(one)) for each in several for one in _with_stacks(each)]
     ways.sort(key=lambda way: bool(way[1].jax or way[1].torch))  # first those without fused layers
     others = unpaired.shapes.keys() - {*unpaired.jax}
-    for one, pairs in [*ways, *((one, paired_arrays(one)) for one in several)]:
+    by_array = ((one, paired_arrays(one)) for each in several for one in _with_stacks(each))
+    for one, pairs in itertools.chain(ways, by_array):
         orders = [order for order in _orders(one, pairs) if fits(_narrowed({**pairs.pairs, **order}, one))]
         if orders:
             return Proposal(_narrowed({**pairs.pairs, **orders[0]}, one), pairs.by_order, others, orders)
@@ -86,7 +87,8 @@ def _narrowed(lines: Table, unpaired: Unpaired) -> Table:
     narrowed: dict[str, str | Rule] = {}
     for jax, torch in lines.items():
         inside = [name for name in unpaired.shapes if name.startswith(f"{jax}.")]
-        arrays = [name for name in inside if name.rpartition(".")[0] == jax]
+        direct = [name for name in inside if name.rpartition(".")[0] == jax]
+        arrays = [name for name in direct if name.rpartition(".")[2] in OF_FLAX] or direct
         tensors = [name for name in unpaired.tensors if name.rpartition(".")[0] == torch]
         is_alone = len(inside) > len(arrays) == len(tensors) == 1
         narrowed |= {arrays[0]: tensors[0]} if is_alone else {jax: torch}

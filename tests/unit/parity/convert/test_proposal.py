@@ -102,6 +102,12 @@ ONE: dict[str, tuple[nn.Module, Shapes, list[str], dict[str, Any]]] = {
         USE,
         STACK | {"Dense_0": "out"},
     ),
+    "a stack beside an embedding, in a plain tree": (
+        Net(tokens=nn.Embedding(11, 4), norm=nn.RMSNorm(4), layers=[nn.Linear(4, 4, bias=False) for _ in range(3)]),
+        {"net.embedding": (11, 4), "net.norm": (4,), "net.decoder.proj": (3, 4, 4)},
+        [],
+        {"net.embedding": "tokens.weight", "net.norm": "norm.weight", "net.decoder.proj": "layers.{}.weight"},
+    ),
     "a stack of attentions": (
         Net(h=[Net(attn=nn.MultiheadAttention(E, 2)) for _ in range(2)]),
         stacked(ATTENTION, 2),
