@@ -161,8 +161,8 @@ def _main(options: CheckOptions, flags: Sequence[str], show_traceback: bool, sto
 def _check_port(options: CheckOptions, flags: Sequence[str], stop: Stop) -> Report:
     assert options.port is not None
     if stop.why:  # during the imports
-        sizes = options.world_size, options.steps, "float64"
-        return Report(str(options.port), *sizes, ended=stop.why, untried=("imports, and the check",))
+        sizes, seconds = (options.world_size, options.steps, "float64"), options.limit or 0.0
+        return Report(str(options.port), *sizes, ended=stop.why, untried=("imports, and the check",), seconds=seconds)
     from jaxddp.parity.checking import check
 
     return check(
