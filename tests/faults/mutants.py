@@ -11,7 +11,7 @@ STEP = "tests/unit/step/test_replica_step.py -k loss_normalization"
 MEAN = "return jax.tree.map(lambda total: total / world_size(), _sum(tree))"
 GRADIENTS = "reduced, comm_state = self.reduce(state, local, denominator, shares)"
 MICRO_BATCH = "examples = self.differentiate(state, before.buffers, micro_batch, before.examples, pieces)"
-CLIP = 'clipped, step_metrics["grad_norm"] = strategy.clip(hooked, self.clip_grad_norm)'
+CLIP = "clipped, step_metrics[TOTAL_NORM] = strategy.clip(hooked, self.clip_grad_norm)"
 BODY = """\
     def body(state: TrainState, batch: MicroBatches) -> tuple[TrainState, StepSums]:
         next_state, metrics, _ = step(state, batch)

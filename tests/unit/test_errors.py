@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
@@ -39,6 +39,7 @@ HOSTILE = "a\nb\rc\x1b[2J\x07\x9b31m\u202e\u2028\u2066\x85\0\ud800"
 text = st.text(st.characters(exclude_categories=())) | st.text("\x1b\r\n\x07\u202e[2Jab \ud800\x9b", max_size=40)
 
 
+@settings(deadline=None)
 @given(text)
 @example(HOSTILE)
 @example("\n" * 3 * LONGEST)
@@ -50,6 +51,7 @@ def test_errors_are_one_line_whatever_they_quote(quoted: str) -> None:
         assert str(pickle.loads(pickle.dumps(error))) == str(kind(str(error))) == str(error)
 
 
+@settings(deadline=None)
 @given(text, st.integers(20, 200))
 @example(HOSTILE, 20)
 @example("\x1b" * 1000, 100)

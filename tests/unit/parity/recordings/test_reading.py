@@ -137,13 +137,13 @@ def test_bad_recordings_are_told_in_one_line(
 
 
 @pytest.mark.parametrize("kind", ["Muon", "lr_scheduler", "Optimizer", "Lion"])
-def test_an_optimizer_that_torch_does_not_have_for_these_tensors_is_a_problem(
+def test_updates_are_compared_with_torchs_where_its_optimizer_cannot_be_replayed(
     kind: str, runs: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(runs / "torch", tmp_path / "torch")
     header_with(tmp_path / "torch", optimizer=kind)
     report = compare_runs(tmp_path / "torch", runs / "jax")
-    assert report.verdict == "incomplete" and f"{kind} cannot be replayed" in str(report)
+    assert report.verdict == "equal" and f"{kind} cannot be replayed, so updates are compared" in str(report)
 
 
 def test_recordings_without_a_common_step_and_two_of_torch_are_refused(runs: Path, tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def test_text_is_short_and_printable(report):
 @pytest.mark.parametrize(
     ("report", "expected"),
     [
-        (EQUAL, ["optimizer state     6e-16      2    1e-12  equal                fc.weight"]),
-        (EQUAL, ["equal: Nothing differs in 10 stages"]),
+        (EQUAL, ["optimizer state     6e-16      8    1e-12  equal                fc.weight"]),
+        (EQUAL, ["equal: Nothing differs in 11 stages"]),
         (SEMANTIC, ["different: The update differs, first at step 1 in fc.weight: residual 6.6e-4, allowed 1e-12"]),
         (SEMANTIC, ["  cause  weight decay 0.0001, the reference has 0.01  [decay_value]", "  fix    set it explicit"]),
         (SEMANTIC, ["  proof  planted in the reference: residual 2e-15; next best: decay_mask, residual 3e-4"]),

@@ -114,7 +114,7 @@ def test_page_works_with_a_screen_reader_and_a_keyboard(report):
 @pytest.mark.parametrize(
     ("report", "expected"),
     [
-        (EQUAL, ["Equal", "Nothing differs in 10 stages of 10 steps on 2 replicas", "and 1e-12 is allowed"]),
+        (EQUAL, ["Equal", "Nothing differs in 11 stages of 10 steps on 2 replicas", "and 1e-12 is allowed"]),
         (SEMANTIC, ["Different", "The update differs, first at step 1 in fc.weight: weight decay 0.0001", "Semantic:"]),
         (SEMANTIC, ["Fix: set it explicitly", "decay_value", "6.6e-4", "next best: decay_mask", "2.1e-15"]),
         (MEASURED, ["Measured: the replicas' start differs by 0.1 in fc.weight."]),
