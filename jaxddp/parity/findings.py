@@ -242,7 +242,7 @@ class StageResult:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether a residual is larger than allowed."""
+        """Return whether a residual is larger than allowed."""
         return any(residual > self.allowed for residual in self.residuals)
 
 

@@ -166,8 +166,8 @@ class Judge:
             added = torch["optimizer_state_changes_after"]  # before torch's recorder was called, and maybe after jax's
             changed = {name: x + added.get(name, 0.0) for name, x in torch["optimizer_state"].items()}
             candidates = [changed, *[torch["optimizer_state"]] * (bool(added) and jax.number + 1 in self._torch.steps)]
-            found = [_of_states(states, alignment.states_of_torch(candidate), kind) for candidate in candidates]
-            yield "optimizer_state", min(found, key=lambda of_tensors: max(of_tensors.values(), default=0.0))
+            choices = [_of_states(states, alignment.states_of_torch(candidate), kind) for candidate in candidates]
+            yield "optimizer_state", min(choices, key=lambda choice: max(choice.values(), default=0.0))
 
     def _of_buffers(self, jax: Tensors, torch: Tensors, index: int) -> dict[str, float]:
         """Return the residuals of buffers, without what biases explain that no loss sees, once they have moved."""

@@ -1,4 +1,4 @@
-"""What changes the parameters beside the optimizer's updates: weights that are clamped, reset, averaged or loaded.
+"""Find changes of parameters that are not the optimizer's updates: clamps, resets, averages, loaded weights.
 
 Each side is measured by itself. Torch's recorder looks at the parameters when a step ends and before and after the
 optimizer's update; JAX's is given updates and parameters, and what is neither the one nor the rounding of the sum is a
