@@ -1,11 +1,12 @@
 """Proposals for the table `names`, which shapes, names and the order of use allow.
 
-A stack is proposed where torch's layers "h.0", "h.1", ... have equal arrays, and fused layers where a run of layers of
-one kind is as large as one layer of the other side. Shapes do not show in which order the parts of a fused layer
-stand; a run of both models decides between the orders.
+A stack is proposed where torch's layers "h.0", "h.1", ..., or "q1", "q2", ..., have equal arrays, and fused layers
+where a run of layers of one kind is as large as one layer of the other side. Shapes do not show in which order the
+parts of a fused layer stand; a run of both models decides between the orders.
 """
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -116,21 +117,31 @@ def _with_stacks(unpaired: Unpaired) -> Iterator[Unpaired]:
 
 
 def _stacks(unpaired: Unpaired) -> list[str]:
-    """Return the prefixes, such as "h.", of numbered torch layers with equal arrays, none within another."""
-    members: dict[str, dict[int, set[tuple[str, tuple[int, ...]]]]] = {}
+    """Return the prefixes, "h." or "q", of torch layers numbered from 0 or 1 with equal arrays, none within another.
+
+    >>> tensors = {"q1.weight": (1, 3), "q2.weight": (1, 3), "fc1.weight": (3, 3), "fc2.weight": (2, 3)}
+    >>> _stacks(Unpaired(["kernel"], [*tensors], {"kernel": (2, 3, 1)}, tensors, {}))
+    ['q']
+    """
+    members: dict[str, dict[int, set[tuple[str, Shape]]]] = {}
     for name in unpaired.torch:
-        words = name.split(".")
-        for position, word in enumerate(words[:-1]):
-            if word.isdecimal():
-                prefix = "".join(f"{word}." for word in words[:position])
-                rest = ".".join(words[position + 1 :]), unpaired.tensors[name]
-                members.setdefault(prefix, {}).setdefault(int(word), set()).add(rest)
+        for number in re.finditer(r"(?<!\d)(?:0|[1-9]\d*)(?=\.)", name):
+            rest = name[number.end() :], unpaired.tensors[name]
+            members.setdefault(name[: number.start()], {}).setdefault(int(number[0]), set()).add(rest)
+    counts = {shape[0] for name in unpaired.jax if (shape := unpaired.shapes[name])}
     alike = [
         prefix
         for prefix, layers in members.items()
-        if len(layers) > 1 and sorted(layers) == [*range(len(layers))] and len({*map(frozenset, layers.values())}) == 1
+        if len(layers) > 1 and len(layers) in counts and len({*map(frozenset, layers.values())}) == 1
+        if sorted(layers) in ([*range(len(layers))], [*range(1, len(layers) + 1)])
     ]
-    return [prefix for prefix in alike if not any(prefix != other and prefix.startswith(other) for other in alike)]
+    outer = [prefix for prefix in alike if not any(_in_stack(prefix, other) for other in alike)]
+    return sorted(outer, key=lambda prefix: not prefix.endswith("."))  # lists of layers first
+
+
+def _in_stack(name: str, prefix: str) -> re.Match[str] | None:
+    """Return the match of a name within a layer of the stack, with the number and what follows it."""
+    return re.match(rf"{re.escape(prefix)}(\d+)(\..*)", name)
 
 
 def _stacked(unpaired: Unpaired, stacks: Sequence[str]) -> Unpaired:
@@ -138,16 +149,17 @@ def _stacked(unpaired: Unpaired, stacks: Sequence[str]) -> Unpaired:
     torch: dict[str, Shape] = {}
     modules: dict[str, nn.Module] = dict(unpaired.modules)
     for name in unpaired.torch:
-        prefix = next((prefix for prefix in stacks if name.startswith(prefix)), None)
-        if prefix is None:
+        inside = next(((prefix, match) for prefix in stacks if (match := _in_stack(name, prefix))), None)
+        if inside is None:
             torch[name] = unpaired.tensors[name]
             continue
-        joint = f"{prefix}{NUMBER}.{name[len(prefix) :].partition('.')[2]}"
+        prefix, match = inside
+        joint = f"{prefix}{NUMBER}{match[2]}"
         torch[joint] = (torch.get(joint, (0,))[0] + 1, *unpaired.tensors[name])
     for prefix in stacks:
-        first = f"{prefix}0"
-        below = {name: module for name, module in unpaired.modules.items() if f"{name}.".startswith(f"{first}.")}
-        modules |= {f"{prefix}{NUMBER}{name[len(first) :]}": module for name, module in below.items()}
+        for name, module in unpaired.modules.items():
+            if match := _in_stack(f"{name}.", prefix):
+                modules.setdefault(f"{prefix}{NUMBER}{match[2]}".removesuffix("."), module)
     return replace(unpaired, torch=[*torch], tensors={**unpaired.tensors, **torch}, modules=modules)
 
 

@@ -108,6 +108,18 @@ ONE: dict[str, tuple[nn.Module, Shapes, list[str], dict[str, Any]]] = {
         [],
         {"net.embedding": "tokens.weight", "net.norm": "norm.weight", "net.decoder.proj": "layers.{}.weight"},
     ),
+    "a stack from 1": (
+        Net(q1=nn.Linear(4, 1), q2=nn.Linear(4, 1), query=nn.Linear(4, 3)),
+        {"kernel": (2, 4, 1), "bias": (2, 1)} | dense("Dense_0", shape=(4, 3)),
+        [],
+        {"kernel": "q{}.kernel", "bias": "q{}.bias", "Dense_0": "query"},
+    ),
+    "a stack from 1, in a plain tree": (
+        Net(twin=Net(**{f"q{n}": Net(fc=nn.Linear(4, 1)) for n in (1, 2, 3)})),
+        {"critics.w1": (3, 4, 1), "critics.b1": (3, 1)},
+        [],
+        {"critics.w1": "twin.q{}.fc.weight", "critics.b1": "twin.q{}.fc.bias"},
+    ),
     "a stack of attentions": (
         Net(h=[Net(attn=nn.MultiheadAttention(E, 2)) for _ in range(2)]),
         stacked(ATTENTION, 2),
