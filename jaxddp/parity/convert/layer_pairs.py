@@ -18,6 +18,8 @@ OF_NORMS = {"scale", "mean", "var"}
 OF_TREES = {"w", "b", "offset", "embeddings", "weight"}  # of Haiku's and Equinox's layers
 OF_FLAX = {*OF_NORMS, *OF_TREES, "kernel", "bias", "embedding"}  # arrays of jax's layers; others are bare
 OF_TORCH = {"weight", "bias", "running_mean", "running_var"}
+BIASES = {"bias", "b", "offset"}
+OPTIONAL = BIASES | {"mean", "var", "running_mean", "running_var", COUNTER}  # which one side's layer alone may have
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,17 @@ class Unpaired:
         split = {name: dict(_of_projections(name, self.tensors[name], self.modules)) for name in self.torch}
         torch = [part for name in self.torch for part in split[name]]
         return replace(self, torch=torch, tensors={name: x for parts in split.values() for name, x in parts.items()})
+
+    def without(self, names: Collection[str]) -> "Unpaired":
+        """Return the arrays without these."""
+        jax, torch = ([name for name in of_side if name not in names] for of_side in (self.jax, self.torch))
+        return replace(self, jax=jax, torch=torch)
+
+    def optional(self) -> set[str]:
+        """Return arrays that one side alone may have, in layers that do not pair off."""
+        pairs = paired_layers(self)
+        split = {name: name.rpartition(".") for name in (*self.jax, *self.torch)}
+        return {n for n, (layer, _, leaf) in split.items() if leaf in OPTIONAL and layer in pairs.jax | pairs.torch}
 
     def in_order(self, jax_order: Sequence[str], torch_order: Sequence[str]) -> "Unpaired":
         """Return the arrays in the order of these layers, or arrays; others come last."""

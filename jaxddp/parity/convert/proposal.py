@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from torch import nn
-
 from jaxddp.errors import listed
 from jaxddp.parity.convert.layer_pairs import OF_FLAX, Kind, Pairs, Unpaired, paired_arrays, paired_layers
 from jaxddp.parity.convert.layouts import Shape
@@ -34,7 +32,8 @@ class Proposal:
         others: jax's arrays that have a twin without these lines.
         orders: the lines of the parts of fused layers, in each order that shapes allow.
         is_complete: each array has a twin.
-        why: which layers have no counterpart of their size; "" if all have one.
+        why: which layers have no counterpart of their size, or how arrays alone get one; "" if all have one.
+        alone: arrays that only one side's layer has, such as a bias.
     """
 
     lines: Table
@@ -43,6 +42,7 @@ class Proposal:
     orders: Sequence[Table] = ()
     is_complete: bool = True
     why: str = ""
+    alone: tuple[str, ...] = ()
 
     def certain(self, names: Names) -> Table:
         """Return a table with the lines that names decide."""
@@ -58,9 +58,8 @@ def propose(unpaired: Unpaired, tied: Mapping[str, str], fits: Callable[[Table],
         tied: further names of tied torch parameters.
         fits: returns whether each array has a twin with these lines.
 
-    >>> modules = {"h.0": nn.Linear(3, 5), "h.1": nn.Linear(3, 5)}
     >>> jax, torch = {"blocks.kernel": (2, 3, 5)}, {"h.0.weight": (5, 3), "h.1.weight": (5, 3)}
-    >>> propose(Unpaired([*jax], [*torch], jax, torch, modules), {}, lambda lines: True).lines
+    >>> propose(Unpaired([*jax], [*torch], jax, torch, {}), {}, lambda lines: True).lines
     {'blocks': 'h.{}'}
     """
     once = replace(unpaired, torch=[name for name in unpaired.torch if name not in tied])
@@ -117,12 +116,7 @@ def _with_stacks(unpaired: Unpaired) -> Iterator[Unpaired]:
 
 
 def _stacks(unpaired: Unpaired) -> list[str]:
-    """Return the prefixes, "h." or "q", of torch layers numbered from 0 or 1 with equal arrays, none within another.
-
-    >>> tensors = {"q1.weight": (1, 3), "q2.weight": (1, 3), "fc1.weight": (3, 3), "fc2.weight": (2, 3)}
-    >>> _stacks(Unpaired(["kernel"], [*tensors], {"kernel": (2, 3, 1)}, tensors, {}))
-    ['q']
-    """
+    """Return the prefixes, "h." or "q", of torch layers numbered from 0 or 1 with equal arrays, none within another."""
     members: dict[str, dict[int, set[tuple[str, Shape]]]] = {}
     for name in unpaired.torch:
         for number in re.finditer(r"(?<!\d)(?:0|[1-9]\d*)(?=\.)", name):
@@ -135,31 +129,23 @@ def _stacks(unpaired: Unpaired) -> list[str]:
         if len(layers) > 1 and len(layers) in counts and len({*map(frozenset, layers.values())}) == 1
         if sorted(layers) in ([*range(len(layers))], [*range(1, len(layers) + 1)])
     ]
-    outer = [prefix for prefix in alike if not any(_in_stack(prefix, other) for other in alike)]
+    outer = [prefix for prefix in alike if not any(_joint(prefix, [other]) != prefix for other in alike)]
     return sorted(outer, key=lambda prefix: not prefix.endswith("."))  # lists of layers first
 
 
-def _in_stack(name: str, prefix: str) -> re.Match[str] | None:
-    """Return the match of a name within a layer of the stack, with the number and what follows it."""
-    return re.match(rf"{re.escape(prefix)}(\d+)(\..*)", name)
+def _joint(name: str, stacks: Sequence[str]) -> str:
+    """Return the name with `NUMBER` in place of the number of a layer of these stacks."""
+    prefixes = "|".join(map(re.escape, stacks)) or "(?!)"  # which nothing matches
+    return re.sub(rf"^({prefixes})\d+(?=\.|$)", rf"\g<1>{NUMBER}", name)
 
 
 def _stacked(unpaired: Unpaired, stacks: Sequence[str]) -> Unpaired:
     """Return the arrays with the tensors of each stack as one, whose first axis counts its layers."""
     torch: dict[str, Shape] = {}
-    modules: dict[str, nn.Module] = dict(unpaired.modules)
     for name in unpaired.torch:
-        inside = next(((prefix, match) for prefix in stacks if (match := _in_stack(name, prefix))), None)
-        if inside is None:
-            torch[name] = unpaired.tensors[name]
-            continue
-        prefix, match = inside
-        joint = f"{prefix}{NUMBER}{match[2]}"
-        torch[joint] = (torch.get(joint, (0,))[0] + 1, *unpaired.tensors[name])
-    for prefix in stacks:
-        for name, module in unpaired.modules.items():
-            if match := _in_stack(f"{name}.", prefix):
-                modules.setdefault(f"{prefix}{NUMBER}{match[2]}".removesuffix("."), module)
+        joint, shape = _joint(name, stacks), unpaired.tensors[name]
+        torch[joint] = shape if joint == name else (torch.get(joint, (0,))[0] + 1, *shape)
+    modules = {_joint(name, stacks): module for name, module in unpaired.modules.items()} | dict(unpaired.modules)
     return replace(unpaired, torch=[*torch], tensors={**unpaired.tensors, **torch}, modules=modules)
 
 

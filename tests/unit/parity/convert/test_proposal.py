@@ -278,6 +278,66 @@ def test_what_has_no_counterpart_is_named(module: nn.Module, jax: Shapes, why: s
     assert not found.is_complete and found.why.startswith(f"no table is proposed for {why}")
 
 
+BIAS: Shapes = {"Dense_0.bias": (E,)}
+LONELY: dict[str, tuple[bool, Shapes, str]] = {
+    "torch alone": (
+        True,
+        {},
+        "torch's fc.bias (4,) has no twin in jax: give jax's Dense_0 a bias (use_bias=True), or torch's fc none "
+        "(bias=False)",
+    ),
+    "jax alone": (
+        False,
+        BIAS,
+        "jax's Dense_0.bias (4,) has no twin in torch, fc.bias is not there: give torch's fc a bias (bias=True), or "
+        "jax's Dense_0 none (use_bias=False)",
+    ),
+}
+LONELY_TABLE = {"Dense_0": "fc", "Norm_0": "norm", "Dense_1": "out"}
+
+
+@pytest.mark.parametrize(("has_bias", "bias", "says"), LONELY.values(), ids=LONELY)
+def test_a_bias_of_one_side_is_named_and_all_else_pairs_off(has_bias: bool, bias: Shapes, says: str) -> None:
+    module = Net(fc=nn.Linear(3, E, bias=has_bias), norm=nn.LayerNorm(E), out=nn.Linear(E, 2))
+    jax = {
+        "Dense_0.kernel": (3, E),
+        "Norm_0.scale": (E,),
+        "Norm_0.bias": (E,),
+        **dense("Dense_1", shape=(E, 2)),
+        **bias,
+    }
+    with pytest.raises(NamesError) as caught:
+        Converter(module, jax)
+    found = caught.value.propose()
+    assert (found.certain({}), found.is_complete, found.why) == (LONELY_TABLE, False, says)
+    assert found.alone == (*bias, *(["fc.bias"] if has_bias else []))
+    with pytest.raises(NamesError) as caught:
+        Converter(module, jax, LONELY_TABLE)
+    assert str(caught.value) == f"names: {says}"
+
+
+STATISTICS: Shapes = {"bn.mean": (E,), "bn.var": (E,)}
+
+
+@pytest.mark.parametrize("names", [{}, {"a": "fc", "bn": "norm"}], ids=["no names", "names"])
+@pytest.mark.parametrize(
+    ("is_tracking", "buffers", "alone"),
+    [(True, {}, ("norm.running_mean", "norm.running_var")), (False, STATISTICS, (*STATISTICS,))],
+    ids=["torch alone", "jax alone"],
+)
+def test_statistics_of_one_side_are_named(
+    is_tracking: bool, buffers: Shapes, alone: tuple[str, ...], names: dict[str, str]
+) -> None:
+    module = Net(fc=nn.Linear(3, E), norm=nn.BatchNorm1d(E, track_running_stats=is_tracking))
+    jax = dense("a", shape=(3, E)) | {"bn.scale": (E,), "bn.bias": (E,)} | buffers
+    with pytest.raises(NamesError) as caught:
+        Converter(module, jax, names)
+    assert caught.value.propose().alone == alone
+    found = caught.value.propose(constants=alone)
+    assert found.is_complete and not found.alone
+    Converter(module, jax, found.certain(names), no_twin=alone)
+
+
 def test_kinds_of_which_one_side_has_more_are_left_out() -> None:
     module = Net(attn=nn.MultiheadAttention(E, 2), norm=nn.LayerNorm(E), fc=nn.Linear(E, 3))
     with pytest.raises(NamesError) as caught:
