@@ -52,19 +52,21 @@ class NamesError(InputError):
             jax_order, torch_order: layers in the order of their use; others come last.
             constants: tensors and arrays that need no twin.
         """
-        ordered = self.unpaired.without(constants).with_projections().in_order(jax_order, torch_order)
+        unpaired = self.unpaired.without(constants)
 
         def proposed(lonely: Collection[str]) -> Proposal:
             fits = partial(self._models.fits, self._names, {*constants, *lonely})
-            return propose(ordered.without(lonely), self._models.tied, fits)
+            ordered = unpaired.without(lonely).with_projections().in_order(jax_order, torch_order)
+            return propose(ordered, self._models.tied, fits)
 
         proposal = proposed(())
-        if proposal.is_complete or not (without := proposed(ordered.optional())).is_complete:
-            return proposal
-        match = self._models.match({**self._names, **without.lines})
-        alone = {name: says for name, says in (match.unmapped | match.lacking).items() if name not in constants}
-        why = "; ".join(says for says in alone.values() if says not in self.says)
-        return replace(without, others=proposal.others, is_complete=False, why=why, alone=tuple(alone))
+        for lonely in () if proposal.is_complete else unpaired.optional():
+            if (without := proposed(lonely)).is_complete:
+                match = self._models.match({**self._names, **without.lines})
+                alone = {name: says for name, says in (match.unmapped | match.lacking).items() if name not in constants}
+                why = "; ".join(says for says in alone.values() if says not in self.says)
+                return replace(without, others=proposal.others, is_complete=False, why=why, alone=tuple(alone))
+        return proposal
 
 
 class Converter:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, listed
 from jaxddp.parity.convert.entries import NoTwinError, RuleError
 from jaxddp.parity.convert.layer_pairs import BIASES
 from jaxddp.parity.convert.layouts import Shapes, word_for_outputs
@@ -80,7 +80,7 @@ class Models:
                 of_arrays[jax] = search.of(jax, self.shapes[jax])
         pieces = [*itertools.chain.from_iterable(of_arrays.values())]
         lacking = self._lacking(pieces)
-        layers = {tuple(name.rpartition(".")[0] or "(model)" for name in (piece.jax, piece.torch)) for piece in pieces}
+        layers = {tuple(name.rpartition(".")[0] or name for name in (piece.jax, piece.torch)) for piece in pieces}
         unmapped = {name: says + _remedy(name, layers, 0, self.tensors) for name, says in unmapped.items()}
         return Match(pieces, unmapped, {n: says + _remedy(n, layers, 1, self.shapes) for n, says in lacking.items()})
 
@@ -121,17 +121,17 @@ class Models:
 
 
 def _remedy(name: str, layers: Collection[tuple[str, ...]], side: int, others: Shapes) -> str:
-    """Return how a bias that one side alone has is mended; "" if it is none, or its layer has no one twin.
+    """Return what to do about a bias that one side alone has; "" if it is none, or its layer has no twin without one.
 
     >>> print(_remedy("fc.bias", [("Dense_0", "fc")], 1, {"Dense_0.kernel": (2, 3)}))
     : give jax's Dense_0 a bias (use_bias=True), or torch's fc none (bias=False)
     """
     layer, _, leaf = name.rpartition(".")
-    twins = sorted({pair[1 - side] for pair in layers if pair[side] == (layer or "(model)")})
-    if leaf not in BIASES or len(twins) != 1 or any(f"{twins[0]}.{bias}" in others for bias in BIASES):
+    twins = sorted({pair[1 - side] for pair in layers if pair[side] == layer})
+    if leaf not in BIASES or not twins or any(f"{twin}.{bias}" in others for twin in twins for bias in BIASES):
         return ""
     (own, switch), (other, its) = (("jax", "use_bias"), ("torch", "bias"))[:: 1 - 2 * side]
-    return f": give {other}'s {twins[0]} a bias ({its}=True), or {own}'s {layer or '(model)'} none ({switch}=False)"
+    return f": give {other}'s {listed(twins, joint=', ')} a bias ({its}=True), or {own}'s {layer} none ({switch}=False)"
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Lines for a table of names are proposed by kinds of layers, their names and the order of their use."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -278,42 +279,71 @@ def test_what_has_no_counterpart_is_named(module: nn.Module, jax: Shapes, why: s
     assert not found.is_complete and found.why.startswith(f"no table is proposed for {why}")
 
 
-BIAS: Shapes = {"Dense_0.bias": (E,)}
-LONELY: dict[str, tuple[bool, Shapes, str]] = {
+LAYERS: Shapes = {"Dense_0.kernel": (3, E), "Norm_0.scale": (E,), "Norm_0.bias": (E,), **dense("Dense_1", shape=(E, 2))}
+LAYERS_TABLE = {"Dense_0": "fc", "Norm_0": "norm", "Dense_1": "out"}
+KERNELS = {name: shape for name, shape in ATTENTION.items() if name.endswith("kernel")}
+
+
+def layers(bias: bool) -> Net:
+    return Net(fc=nn.Linear(3, E, bias=bias), norm=nn.LayerNorm(E), out=nn.Linear(E, 2))
+
+
+# Torch's module, jax's arrays, the only lines, and each bias of one side with what is said of it.
+LONELY: dict[str, tuple[nn.Module, Shapes, dict[str, Any], dict[str, str]]] = {
     "torch alone": (
-        True,
-        {},
-        "torch's fc.bias (4,) has no twin in jax: give jax's Dense_0 a bias (use_bias=True), or torch's fc none "
-        "(bias=False)",
+        layers(bias=True),
+        LAYERS,
+        LAYERS_TABLE,
+        {"fc.bias": "jax: give jax's Dense_0 a bias (use_bias=True), or torch's fc none (bias=False)"},
     ),
     "jax alone": (
-        False,
-        BIAS,
-        "jax's Dense_0.bias (4,) has no twin in torch, fc.bias is not there: give torch's fc a bias (bias=True), or "
-        "jax's Dense_0 none (use_bias=False)",
+        layers(bias=False),
+        {**LAYERS, "Dense_0.bias": (E,)},
+        LAYERS_TABLE,
+        {"Dense_0.bias": "there: give torch's fc a bias (bias=True), or jax's Dense_0 none (use_bias=False)"},
+    ),
+    "a plain tree": (
+        Net(fc=nn.Linear(3, E), out=nn.Linear(E, 2)),
+        {"w1": (3, E), "w2": (E, 2), "b2": (2,)},
+        {"w1": "fc.weight", "w2": "out.weight", "b2": "out.bias"},
+        {"fc.bias": "jax: give jax's w1 a bias (use_bias=True), or torch's fc none (bias=False)"},
+    ),
+    "a stack": (
+        Net(h=[nn.Linear(3, E) for _ in range(2)]),
+        {"blocks.kernel": (2, 3, E)},
+        {"blocks": "h.{}"},
+        {
+            f"h.{n}.bias": f"jax: give jax's blocks a bias (use_bias=True), or torch's h.{n} none (bias=False)"
+            for n in range(2)
+        },
+    ),
+    "an attention": (
+        Net(attn=nn.MultiheadAttention(E, 2)),
+        KERNELS,
+        {"mha": "attn"},
+        {
+            "attn.in_proj_bias": "jax: give jax's mha.key, mha.query, mha.value a bias (use_bias=True), or torch's "
+            "attn none (bias=False)",
+            "attn.out_proj.bias": "jax: give jax's mha.out a bias (use_bias=True), or torch's attn.out_proj none "
+            "(bias=False)",
+        },
     ),
 }
-LONELY_TABLE = {"Dense_0": "fc", "Norm_0": "norm", "Dense_1": "out"}
 
 
-@pytest.mark.parametrize(("has_bias", "bias", "says"), LONELY.values(), ids=LONELY)
-def test_a_bias_of_one_side_is_named_and_all_else_pairs_off(has_bias: bool, bias: Shapes, says: str) -> None:
-    module = Net(fc=nn.Linear(3, E, bias=has_bias), norm=nn.LayerNorm(E), out=nn.Linear(E, 2))
-    jax = {
-        "Dense_0.kernel": (3, E),
-        "Norm_0.scale": (E,),
-        "Norm_0.bias": (E,),
-        **dense("Dense_1", shape=(E, 2)),
-        **bias,
-    }
+@pytest.mark.parametrize(("module", "jax", "lines", "says"), LONELY.values(), ids=LONELY)
+def test_a_bias_of_one_side_is_named_and_all_else_pairs_off(
+    module: nn.Module, jax: Shapes, lines: dict[str, Any], says: dict[str, str]
+) -> None:
     with pytest.raises(NamesError) as caught:
         Converter(module, jax)
     found = caught.value.propose()
-    assert (found.certain({}), found.is_complete, found.why) == (LONELY_TABLE, False, says)
-    assert found.alone == (*bias, *(["fc.bias"] if has_bias else []))
+    assert (found.certain({}), found.is_complete, found.alone) == (lines, False, (*says,))
     with pytest.raises(NamesError) as caught:
-        Converter(module, jax, LONELY_TABLE)
-    assert str(caught.value) == f"names: {says}"
+        Converter(module, jax, lines)
+    for told in (found.why, str(caught.value)):
+        assert [*says] == re.findall(r"(?:torch|jax)'s (\S+) \(\d+,\) has no twin", told)
+        assert all(what in told for what in says.values())
 
 
 STATISTICS: Shapes = {"bn.mean": (E,), "bn.var": (E,)}
