@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,15 +50,23 @@ class NamesError(InputError):
 
         Args:
             jax_order, torch_order: layers in the order of their use; others come last.
-            constants: torch tensors that need no twin.
+            constants: tensors and arrays that need no twin.
         """
-        torch = [name for name in self.unpaired.torch if name not in constants]
-        ordered = replace(self.unpaired, torch=torch).with_projections().in_order(jax_order, torch_order)
-        return propose(ordered, self._models.tied, lambda lines: self._models.fits({**self._names, **lines}, constants))
+        unpaired = self.unpaired.without(constants)
 
-    def lacking(self, constants: Collection[str]) -> list[str]:
-        """Return those of these torch tensors that have no twin."""
-        return [name for name in self.unpaired.torch if name in constants]
+        def proposed(lonely: Collection[str]) -> Proposal:
+            fits = partial(self._models.fits, self._names, {*constants, *lonely})
+            ordered = unpaired.without(lonely).with_projections().in_order(jax_order, torch_order)
+            return propose(ordered, self._models.tied, fits)
+
+        proposal = proposed(())
+        for lonely in () if proposal.is_complete else unpaired.optional():
+            if (without := proposed(lonely)).is_complete:
+                match = self._models.match({**self._names, **without.lines})
+                alone = {name: says for name, says in (match.unmapped | match.lacking).items() if name not in constants}
+                why = "; ".join(says for says in alone.values() if says not in self.says)
+                return replace(without, others=proposal.others, is_complete=False, why=why, alone=tuple(alone))
+        return proposal
 
 
 class Converter:

@@ -18,6 +18,8 @@ OF_NORMS = {"scale", "mean", "var"}
 OF_TREES = {"w", "b", "offset", "embeddings", "weight"}  # of Haiku's and Equinox's layers
 OF_FLAX = {*OF_NORMS, *OF_TREES, "kernel", "bias", "embedding"}  # arrays of jax's layers; others are bare
 OF_TORCH = {"weight", "bias", "running_mean", "running_var"}
+BIASES = {"bias", "b", "offset", "in_proj_bias"}
+OPTIONAL = BIASES | {"mean", "var", "running_mean", "running_var", COUNTER}  # which one side's layer alone may have
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,20 @@ class Unpaired:
         split = {name: dict(_of_projections(name, self.tensors[name], self.modules)) for name in self.torch}
         torch = [part for name in self.torch for part in split[name]]
         return replace(self, torch=torch, tensors={name: x for parts in split.values() for name, x in parts.items()})
+
+    def without(self, names: Collection[str]) -> "Unpaired":
+        """Return the arrays without these."""
+        jax, torch = ([name for name in of_side if name not in names] for of_side in (self.jax, self.torch))
+        return replace(self, jax=jax, torch=torch)
+
+    def optional(self) -> tuple[set[str], set[str]]:
+        """Return arrays that one side alone may have, in layers that do not pair off; and those of another size."""
+        pairs, sizes = paired_layers(self), {n: math.prod(x) for n, x in (*self.shapes.items(), *self.tensors.items())}
+        split = {name: name.rpartition(".") for name in (*self.jax, *self.torch)}
+        left = pairs.jax.keys() | pairs.torch.keys()
+        every = {name for name, (layer, _, leaf) in split.items() if leaf in OPTIONAL and left & {layer, name}}
+        alone = {sizes[name] for name in self.jax} ^ {sizes[name] for name in self.torch}
+        return every, {name for name in every if sizes[name] in alone}
 
     def in_order(self, jax_order: Sequence[str], torch_order: Sequence[str]) -> "Unpaired":
         """Return the arrays in the order of these layers, or arrays; others come last."""

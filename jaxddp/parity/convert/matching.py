@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, listed
 from jaxddp.parity.convert.entries import NoTwinError, RuleError
+from jaxddp.parity.convert.layer_pairs import BIASES
 from jaxddp.parity.convert.layouts import Shapes, word_for_outputs
 from jaxddp.parity.convert.outputs import runs
 from jaxddp.parity.convert.pieces import Piece, Pieces
@@ -78,15 +79,18 @@ class Models:
             if any(piece.order for piece in found):
                 of_arrays[jax] = search.of(jax, self.shapes[jax])
         pieces = [*itertools.chain.from_iterable(of_arrays.values())]
-        return Match(pieces, unmapped, self._lacking(pieces))
+        lacking = self._lacking(pieces)
+        layers = {tuple(name.rpartition(".")[0] or name for name in (piece.jax, piece.torch)) for piece in pieces}
+        unmapped = {name: says + _remedy(name, layers, 0, self.tensors) for name, says in unmapped.items()}
+        return Match(pieces, unmapped, {n: says + _remedy(n, layers, 1, self.shapes) for n, says in lacking.items()})
 
-    def fits(self, names: Names, constants: Collection[str] = ()) -> bool:
-        """Return whether each array has a twin, but for these tensors of torch."""
+    def fits(self, names: Names, constants: Collection[str], lines: Names) -> bool:
+        """Return whether these further lines give each array a twin, but for constants of either side."""
         try:
-            match = self.match(names)
+            match = self.match({**names, **lines})
         except RuleError:
             return False
-        return not (match.unmapped or match.lacking.keys() - {*constants})
+        return {*match.unmapped, *match.lacking} <= {*constants}
 
     def _check_keys(self, names: Names) -> None:
         """Raise if a rule, or a stack, is about no array of the jax model."""
@@ -114,6 +118,20 @@ class Models:
                 of_outputs = "" if outputs is None else f" for its {word} {runs(outputs)}"
                 lacking[name] = f"torch's {name} {shape} has no twin in jax{of_outputs}"
         return lacking
+
+
+def _remedy(name: str, layers: Collection[tuple[str, ...]], side: int, others: Shapes) -> str:
+    """Return what to do about a bias that one side alone has; "" if it is none, or its layer has no twin without one.
+
+    >>> print(_remedy("fc.bias", [("Dense_0", "fc")], 1, {"Dense_0.kernel": (2, 3)}))
+    : give jax's Dense_0 a bias (use_bias=True), or torch's fc none (bias=False)
+    """
+    layer, _, leaf = name.rpartition(".")
+    twins = sorted({pair[1 - side] for pair in layers if pair[side] == layer})
+    if leaf not in BIASES or not twins or any(f"{twin}.{bias}" in others for twin in twins for bias in BIASES):
+        return ""
+    (own, switch), (other, its) = (("jax", "use_bias"), ("torch", "bias"))[:: 1 - 2 * side]
+    return f": give {other}'s {listed(twins, joint=', ')} a bias ({its}=True), or {own}'s {layer} none ({switch}=False)"
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:

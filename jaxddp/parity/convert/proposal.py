@@ -1,15 +1,14 @@
 """Proposals for the table `names`, which shapes, names and the order of use allow.
 
-A stack is proposed where torch's layers "h.0", "h.1", ... have equal arrays, and fused layers where a run of layers of
-one kind is as large as one layer of the other side. Shapes do not show in which order the parts of a fused layer
-stand; a run of both models decides between the orders.
+A stack is proposed where torch's layers "h.0", "h.1", ..., or "q1", "q2", ..., have equal arrays, and fused layers
+where a run of layers of one kind is as large as one layer of the other side. Shapes do not show in which order the
+parts of a fused layer stand; a run of both models decides between the orders.
 """
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-
-from torch import nn
 
 from jaxddp.errors import listed
 from jaxddp.parity.convert.layer_pairs import OF_FLAX, Kind, Pairs, Unpaired, paired_arrays, paired_layers
@@ -33,7 +32,8 @@ class Proposal:
         others: jax's arrays that have a twin without these lines.
         orders: the lines of the parts of fused layers, in each order that shapes allow.
         is_complete: each array has a twin.
-        why: which layers have no counterpart of their size; "" if all have one.
+        why: which layers have no counterpart of their size, or how arrays alone get one; "" if all have one.
+        alone: arrays that only one side's layer has, such as a bias.
     """
 
     lines: Table
@@ -42,6 +42,7 @@ class Proposal:
     orders: Sequence[Table] = ()
     is_complete: bool = True
     why: str = ""
+    alone: tuple[str, ...] = ()
 
     def certain(self, names: Names) -> Table:
         """Return a table with the lines that names decide."""
@@ -57,9 +58,8 @@ def propose(unpaired: Unpaired, tied: Mapping[str, str], fits: Callable[[Table],
         tied: further names of tied torch parameters.
         fits: returns whether each array has a twin with these lines.
 
-    >>> modules = {"h.0": nn.Linear(3, 5), "h.1": nn.Linear(3, 5)}
     >>> jax, torch = {"blocks.kernel": (2, 3, 5)}, {"h.0.weight": (5, 3), "h.1.weight": (5, 3)}
-    >>> propose(Unpaired([*jax], [*torch], jax, torch, modules), {}, lambda lines: True).lines
+    >>> propose(Unpaired([*jax], [*torch], jax, torch, {}), {}, lambda lines: True).lines
     {'blocks': 'h.{}'}
     """
     once = replace(unpaired, torch=[name for name in unpaired.torch if name not in tied])
@@ -116,38 +116,36 @@ def _with_stacks(unpaired: Unpaired) -> Iterator[Unpaired]:
 
 
 def _stacks(unpaired: Unpaired) -> list[str]:
-    """Return the prefixes, such as "h.", of numbered torch layers with equal arrays, none within another."""
-    members: dict[str, dict[int, set[tuple[str, tuple[int, ...]]]]] = {}
+    """Return the prefixes, "h." or "q", of torch layers numbered from 0 or 1 with equal arrays, none within another."""
+    members: dict[str, dict[int, set[tuple[str, Shape]]]] = {}
     for name in unpaired.torch:
-        words = name.split(".")
-        for position, word in enumerate(words[:-1]):
-            if word.isdecimal():
-                prefix = "".join(f"{word}." for word in words[:position])
-                rest = ".".join(words[position + 1 :]), unpaired.tensors[name]
-                members.setdefault(prefix, {}).setdefault(int(word), set()).add(rest)
+        for number in re.finditer(r"(?<!\d)(?:0|[1-9]\d*)(?=\.)", name):
+            rest = name[number.end() :], unpaired.tensors[name]
+            members.setdefault(name[: number.start()], {}).setdefault(int(number[0]), set()).add(rest)
+    counts = {shape[0] for name in unpaired.jax if (shape := unpaired.shapes[name])}
     alike = [
         prefix
         for prefix, layers in members.items()
-        if len(layers) > 1 and sorted(layers) == [*range(len(layers))] and len({*map(frozenset, layers.values())}) == 1
+        if len(layers) > 1 and len(layers) in counts and len({*map(frozenset, layers.values())}) == 1
+        if sorted(layers) in ([*range(len(layers))], [*range(1, len(layers) + 1)])
     ]
-    return [prefix for prefix in alike if not any(prefix != other and prefix.startswith(other) for other in alike)]
+    outer = [prefix for prefix in alike if not any(_joint(prefix, [other]) != prefix for other in alike)]
+    return sorted(outer, key=lambda prefix: not prefix.endswith("."))  # lists of layers first
+
+
+def _joint(name: str, stacks: Sequence[str]) -> str:
+    """Return the name with `NUMBER` in place of the number of a layer of these stacks."""
+    prefixes = "|".join(map(re.escape, stacks)) or "(?!)"  # which nothing matches
+    return re.sub(rf"^({prefixes})\d+(?=\.|$)", rf"\g<1>{NUMBER}", name)
 
 
 def _stacked(unpaired: Unpaired, stacks: Sequence[str]) -> Unpaired:
     """Return the arrays with the tensors of each stack as one, whose first axis counts its layers."""
     torch: dict[str, Shape] = {}
-    modules: dict[str, nn.Module] = dict(unpaired.modules)
     for name in unpaired.torch:
-        prefix = next((prefix for prefix in stacks if name.startswith(prefix)), None)
-        if prefix is None:
-            torch[name] = unpaired.tensors[name]
-            continue
-        joint = f"{prefix}{NUMBER}.{name[len(prefix) :].partition('.')[2]}"
-        torch[joint] = (torch.get(joint, (0,))[0] + 1, *unpaired.tensors[name])
-    for prefix in stacks:
-        first = f"{prefix}0"
-        below = {name: module for name, module in unpaired.modules.items() if f"{name}.".startswith(f"{first}.")}
-        modules |= {f"{prefix}{NUMBER}{name[len(first) :]}": module for name, module in below.items()}
+        joint, shape = _joint(name, stacks), unpaired.tensors[name]
+        torch[joint] = shape if joint == name else (torch.get(joint, (0,))[0] + 1, *shape)
+    modules = {_joint(name, stacks): module for name, module in unpaired.modules.items()} | dict(unpaired.modules)
     return replace(unpaired, torch=[*torch], tensors={**unpaired.tensors, **torch}, modules=modules)
 
 

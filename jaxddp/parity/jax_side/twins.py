@@ -131,14 +131,19 @@ def _check_repeats(port: Port) -> None:
 def _proposal(
     port: Port, error: NamesError, model: Any, functional: AnyFunctional, module: Any, tell: Tell
 ) -> FoundTwins:
-    """Return what may help: a table of names, constants of torch's, and why there is nothing else."""
+    """Return what may help: a table of names, constants of either side, and why there is nothing else."""
     tell("flax_loss and torch_loss, to see the order of the layers")
     of_torch = _probe(port)
     orders = _order_of_jax(port, model, functional), [*of_torch.calls.used]
     constants, proposal = list[str](), error.propose(*orders)
-    if not proposal.is_complete and (constants := error.lacking(of_torch.constants)):
+    if not (proposal.is_complete or proposal.alone):
+        constants = [name for name in error.unpaired.torch if name in of_torch.constants]
+        proposal = error.propose(*orders, constants) if constants else proposal
+    buffers = {*functional.buffers, *dict(module.named_buffers())}
+    if statistics := [name for name in proposal.alone if name in buffers]:
+        constants += statistics
         proposal = error.propose(*orders, constants)
-        port = replace(port, no_twin=[*port.no_twin, *constants])
+    port = replace(port, no_twin=[*port.no_twin, *constants])
     table, why = proposal.certain(port.names), proposal.why
     if proposal.is_complete:
         trial = NamesTrial(port, model, functional, module, of_torch, tell)

@@ -144,7 +144,7 @@ def _verdict_lines(findings: Findings) -> Iterator[str]:
         yield "perhaps, in the port file (--write-names writes it there):"
         yield from [line for line in [import_line(findings.names)] if line]
     if findings.no_twin:
-        yield f"{no_twin_line(findings.no_twin)}  # buffers that torch's loss does not change"
+        yield f"{no_twin_line(findings.no_twin)}  # constants, or buffers that one side alone has"
     if findings.names:
         yield from names_block(findings.names).splitlines()
 

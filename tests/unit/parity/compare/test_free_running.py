@@ -11,6 +11,7 @@ from jaxddp.parity.compare.free_running import (
     GROWTH,
     ROUNDING,
     drifts,
+    free_running,
     grown_rounding,
     rounding_of_gradients,
     with_drift_of_rounding,
@@ -36,6 +37,14 @@ def test_a_jump_is_a_difference_and_growth_is_not(values: list[float], step: int
     free = {"params": StageResult(ALLOWED, tuple(values))}
     assert [found.step for found in drifts(free, 20)] == ([] if step is None else [step])
     assert bool([*grown_rounding(free)]) == (values is CHAOTIC)
+
+
+def test_a_counter_that_torch_alone_has_is_not_compared() -> None:
+    start: Any = {"w": np.zeros(2), "bn.num_batches_tracked": np.array(0)}
+    stages = {"gradients": {"w": np.ones(2)}, "params": {"w": np.ones(2)}, "buffers": {}}
+    torch = [{**stages, "buffers": {"bn.num_batches_tracked": np.array(1)}}]
+    free: Any = free_running(start, torch, [stages], 1, 0.0)  # type: ignore[arg-type]
+    assert free == {"params": StageResult(ALLOWED, (0.0,))}
 
 
 def test_the_rounding_of_a_rate_is_no_jump() -> None:

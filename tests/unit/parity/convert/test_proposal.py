@@ -1,5 +1,6 @@
 """Lines for a table of names are proposed by kinds of layers, their names and the order of their use."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,18 @@ ONE: dict[str, tuple[nn.Module, Shapes, list[str], dict[str, Any]]] = {
         {"net.embedding": (11, 4), "net.norm": (4,), "net.decoder.proj": (3, 4, 4)},
         [],
         {"net.embedding": "tokens.weight", "net.norm": "norm.weight", "net.decoder.proj": "layers.{}.weight"},
+    ),
+    "a stack from 1": (
+        Net(q1=nn.Linear(4, 1), q2=nn.Linear(4, 1), query=nn.Linear(4, 3)),
+        {"kernel": (2, 4, 1), "bias": (2, 1)} | dense("Dense_0", shape=(4, 3)),
+        [],
+        {"kernel": "q{}.kernel", "bias": "q{}.bias", "Dense_0": "query"},
+    ),
+    "a stack from 1, in a plain tree": (
+        Net(twin=Net(**{f"q{n}": Net(fc=nn.Linear(4, 1)) for n in (1, 2, 3)})),
+        {"critics.w1": (3, 4, 1), "critics.b1": (3, 1)},
+        [],
+        {"critics.w1": "twin.q{}.fc.weight", "critics.b1": "twin.q{}.fc.bias"},
     ),
     "a stack of attentions": (
         Net(h=[Net(attn=nn.MultiheadAttention(E, 2)) for _ in range(2)]),
@@ -264,6 +277,95 @@ def test_what_has_no_counterpart_is_named(module: nn.Module, jax: Shapes, why: s
         Converter(module, jax)
     found = caught.value.propose()
     assert not found.is_complete and found.why.startswith(f"no table is proposed for {why}")
+
+
+LAYERS: Shapes = {"Dense_0.kernel": (3, E), "Norm_0.scale": (E,), "Norm_0.bias": (E,), **dense("Dense_1", shape=(E, 2))}
+LAYERS_TABLE = {"Dense_0": "fc", "Norm_0": "norm", "Dense_1": "out"}
+KERNELS = {name: shape for name, shape in ATTENTION.items() if name.endswith("kernel")}
+
+
+def layers(bias: bool) -> Net:
+    return Net(fc=nn.Linear(3, E, bias=bias), norm=nn.LayerNorm(E), out=nn.Linear(E, 2))
+
+
+# Torch's module, jax's arrays, the only lines, and each bias of one side with what is said of it.
+LONELY: dict[str, tuple[nn.Module, Shapes, dict[str, Any], dict[str, str]]] = {
+    "torch alone": (
+        layers(bias=True),
+        LAYERS,
+        LAYERS_TABLE,
+        {"fc.bias": "jax: give jax's Dense_0 a bias (use_bias=True), or torch's fc none (bias=False)"},
+    ),
+    "jax alone": (
+        layers(bias=False),
+        {**LAYERS, "Dense_0.bias": (E,)},
+        LAYERS_TABLE,
+        {"Dense_0.bias": "there: give torch's fc a bias (bias=True), or jax's Dense_0 none (use_bias=False)"},
+    ),
+    "a plain tree": (
+        Net(fc=nn.Linear(3, E), out=nn.Linear(E, 2)),
+        {"w1": (3, E), "w2": (E, 2), "b2": (2,)},
+        {"w1": "fc.weight", "w2": "out.weight", "b2": "out.bias"},
+        {"fc.bias": "jax: give jax's w1 a bias (use_bias=True), or torch's fc none (bias=False)"},
+    ),
+    "a stack": (
+        Net(h=[nn.Linear(3, E) for _ in range(2)]),
+        {"blocks.kernel": (2, 3, E)},
+        {"blocks": "h.{}"},
+        {
+            f"h.{n}.bias": f"jax: give jax's blocks a bias (use_bias=True), or torch's h.{n} none (bias=False)"
+            for n in range(2)
+        },
+    ),
+    "an attention": (
+        Net(attn=nn.MultiheadAttention(E, 2)),
+        KERNELS,
+        {"mha": "attn"},
+        {
+            "attn.in_proj_bias": "jax: give jax's mha.key, mha.query, mha.value a bias (use_bias=True), or torch's "
+            "attn none (bias=False)",
+            "attn.out_proj.bias": "jax: give jax's mha.out a bias (use_bias=True), or torch's attn.out_proj none "
+            "(bias=False)",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("module", "jax", "lines", "says"), LONELY.values(), ids=LONELY)
+def test_a_bias_of_one_side_is_named_and_all_else_pairs_off(
+    module: nn.Module, jax: Shapes, lines: dict[str, Any], says: dict[str, str]
+) -> None:
+    with pytest.raises(NamesError) as caught:
+        Converter(module, jax)
+    found = caught.value.propose()
+    assert (found.certain({}), found.is_complete, found.alone) == (lines, False, (*says,))
+    with pytest.raises(NamesError) as caught:
+        Converter(module, jax, lines)
+    for told in (found.why, str(caught.value)):
+        assert [*says] == re.findall(r"(?:torch|jax)'s (\S+) \(\d+,\) has no twin", told)
+        assert all(what in told for what in says.values())
+
+
+STATISTICS: Shapes = {"bn.mean": (E,), "bn.var": (E,)}
+
+
+@pytest.mark.parametrize("names", [{}, {"a": "fc", "bn": "norm"}], ids=["no names", "names"])
+@pytest.mark.parametrize(
+    ("is_tracking", "buffers", "alone"),
+    [(True, {}, ("norm.running_mean", "norm.running_var")), (False, STATISTICS, (*STATISTICS,))],
+    ids=["torch alone", "jax alone"],
+)
+def test_statistics_of_one_side_are_named(
+    is_tracking: bool, buffers: Shapes, alone: tuple[str, ...], names: dict[str, str]
+) -> None:
+    module = Net(fc=nn.Linear(3, E), norm=nn.BatchNorm1d(E, track_running_stats=is_tracking))
+    jax = dense("a", shape=(3, E)) | {"bn.scale": (E,), "bn.bias": (E,)} | buffers
+    with pytest.raises(NamesError) as caught:
+        Converter(module, jax, names)
+    assert caught.value.propose().alone == alone
+    found = caught.value.propose(constants=alone)
+    assert found.is_complete and not found.alone
+    Converter(module, jax, found.certain(names), no_twin=alone)
 
 
 def test_kinds_of_which_one_side_has_more_are_left_out() -> None:

@@ -235,6 +235,30 @@ def test_constants_of_torch_are_proposed(
     assert found.names == names if isinstance(names, dict) else found.names.keys() == names
 
 
+UNTRACKED: Change = ("BatchNorm1d(18)", "BatchNorm1d(18, track_running_stats=False)")
+NO_STATISTICS: Change = ("self.bn = BatchNorm(18)", "self.bn = nnx.LayerNorm(18, rngs=rngs)")
+
+
+@pytest.mark.parametrize(
+    ("change", "no_twin"),
+    [
+        (UNTRACKED, ("bn.mean", "bn.num_batches_tracked", "bn.var")),
+        (NO_STATISTICS, ("bn.running_mean", "bn.running_var")),
+    ],
+    ids=["jax alone", "torch alone"],
+)
+def test_statistics_of_one_side_are_proposed_as_no_twin(
+    change: Change, no_twin: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert found_in(write(tmp_path, CONVNET, *NORM, change)).no_twin == no_twin
+
+
+def test_a_bias_of_one_side_leaves_the_other_arrays_their_lines(tmp_path: Path) -> None:
+    found = found_in(write(tmp_path, CONVNET, *COMPACT, ("linen.Dense(6)(", "linen.Dense(6, use_bias=False)(")))
+    assert (found.names, found.no_twin) == ({"Conv_0": "conv", "Dense_0": "fc1", "Dense_1": "fc2"}, ())
+    assert found.without_twin.endswith("give jax's Dense_0 a bias (use_bias=True), or torch's fc1 none (bias=False)")
+
+
 # Hugging Face's GPT-2: Conv1D (in, out) beside a kernel of (out, in), as in FlaxGPT2, in a square layer.
 SQUARE = """
 import numpy as np
