@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 from jax import numpy as jnp
-from torch import nn
 
 from jaxddp.data.batches import are_equal
 from jaxddp.errors import InputError, complex_error, listed
@@ -120,7 +119,7 @@ class FindCrossedNames:
         return _as_text(table), says
 
 
-def _check_real(functional: AnyFunctional, module: nn.Module, constants: Collection[str]) -> None:
+def _check_real(functional: AnyFunctional, module: Any, constants: Collection[str]) -> None:
     """Raise if either model has a complex array that is compared; the names of its two parts would not map."""
     check_real(module)
     for name, value in {**functional.params, **functional.buffers}.items():

@@ -43,13 +43,13 @@ class Source:
     def port(self) -> Port:
         torch_kind, flax_kind = self.kinds
 
-        def tree() -> Any:
+        def flax_model() -> Any:
             return {"a_re": np.ones(2), "a_im": np.ones(2)} if flax_kind == "two parts" else Flax(flax_kind)
 
         return Port(
             torch_model=lambda: Torch(torch_kind),
-            flax_model=tree,
-            torch_loss=lambda model, batch: (batch["x"] * model.a).abs().sum(),
+            flax_model=flax_model,
+            torch_loss=lambda model, batch: (batch["x"] * model.get_parameter("a")).abs().sum(),
             flax_loss=lambda model, batch: jnp.abs(batch["x"] * 1.0).sum(),
             optimizer="sgd",
             batch=lambda step, rank: {"x": np.ones((4, 2))},
