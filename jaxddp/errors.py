@@ -254,3 +254,12 @@ def differences(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> list[
         if tuple(actual[name].shape) != tuple(expected[name].shape)
     ]
     return sorted(problems)
+
+
+def complex_error(field: str, name: str, dtype: object) -> InputError:
+    """Return the error for a complex array of a model.
+
+    >>> str(complex_error("torch_model", "a", "complex64"))
+    'torch_model: a is complex64; must be two real arrays, its real and its imaginary part'
+    """
+    return InputError(f"{field}: {name} is {dtype}; must be two real arrays, its real and its imaginary part")

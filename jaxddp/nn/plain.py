@@ -14,7 +14,7 @@ import optax
 from jax import numpy as jnp
 from jax.tree_util import keystr
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, complex_error
 from jaxddp.nn.functional import LocalLoss, abstract
 from jaxddp.nn.losses import Batch, Metrics, Sums, as_losses, no_metrics, sums_of
 from jaxddp.nn.model_tree import Flat, TreeMap
@@ -145,7 +145,7 @@ class PlainFunctional:
             raise InputError(f"flax_model: both a parameter and the state have an array {both[0]}; rename one")
         for name, value in {**self.params, **self.buffers}.items():
             if jnp.issubdtype(value.dtype, jnp.complexfloating):
-                raise InputError(f"flax_model: {name} is {value.dtype}; must be real")
+                raise complex_error("flax_model", name, value.dtype)
 
     def gradient_order(self) -> tuple[str, ...]:
         """Return the parameters' names, the last first, as an order of torch's backward pass."""

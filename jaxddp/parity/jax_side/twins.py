@@ -4,7 +4,7 @@ Where names do not map, shapes, order of use and a trial propose a table.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import jax
 from jax import numpy as jnp
 
 from jaxddp.data.batches import are_equal
-from jaxddp.errors import InputError, listed
+from jaxddp.errors import InputError, complex_error, listed
 from jaxddp.nn.any_model import AnyFunctional, functional_of
 from jaxddp.nn.losses import Batch
 from jaxddp.nn.plain import PlainFunctional
@@ -29,6 +29,7 @@ from jaxddp.parity.port.draws import Draw
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.torch_side.layers import LayerCalls
 from jaxddp.parity.torch_side.probe import Probe, may_flatten, probe
+from jaxddp.parity.torch_side.side import check_real
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class FindTwins:
         """Map the arrays and trace the loss.
 
         Raises:
-            InputError: `flax_batch` returns other values at its second call.
+            InputError: `flax_batch` returns other values at its second call, or a model has a complex array.
         """
         port = self.case.port
         if port.flax_batch is not None:
@@ -72,6 +73,7 @@ class FindTwins:
         model = port.flax_model()
         functional = functional_of(model, port.flax_loss, partial(port.first_batch, "jax"), port.no_twin)
         module = port.torch_model()
+        _check_real(functional, module, port.no_twin)
         try:
             converter = Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
         except RuleError as error:
@@ -115,6 +117,14 @@ class FindCrossedNames:
         trial = NamesTrial(port, model, functional, module, _probe(port), tell)
         table, says = trial.crossed(port.names) or ({}, "")
         return _as_text(table), says
+
+
+def _check_real(functional: AnyFunctional, module: Any, constants: Collection[str]) -> None:
+    """Raise if either model has a complex array that is compared; the names of its two parts would not map."""
+    check_real(module)
+    for name, value in {**functional.params, **functional.buffers}.items():
+        if name not in constants and jnp.issubdtype(value.dtype, jnp.complexfloating):
+            raise complex_error("flax_model", name, value.dtype)
 
 
 def _check_repeats(port: Port) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from jaxddp.config import TrainConfig
 from jaxddp.data.datasets import Dataset
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, complex_error
 from jaxddp.parity.port import Facts, Port, PortSource
 from jaxddp.parity.port.draws import DrawnPort
 from jaxddp.parity.torch_side.draws import serving
@@ -166,9 +166,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         raise InputError(f"torch_model: must return a module, several in a torch.nn.ModuleDict, and returns {kind}")
-    for name, tensor in model.state_dict().items():
-        if tensor.is_complex():
-            raise InputError(f"torch_model: {name} is {str(tensor.dtype)[6:]}; must be real")
+    check_real(model)
     model.to(getattr(torch, dtype))
     casts: set[str] = set()
 
@@ -203,6 +201,13 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
         torch_step = TorchStep(port.configure_optimizers, step_losses)
     of_loop = (model, loss_fn, make_optimizer, batches, port.facts, unused, count_of(loss_fn, model))
     return TorchSide(*of_loop, casts=casts, torch_step=torch_step, loss_in_ddp=True)
+
+
+def check_real(model: nn.Module) -> None:
+    """Raise `InputError` if a parameter or a buffer is complex, also one that the state_dict leaves out."""
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_complex():
+            raise complex_error("torch_model", name, str(tensor.dtype)[6:])
 
 
 def to_batch(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, Tensor]:

@@ -119,7 +119,7 @@ def test_a_state_like_haikus_is_carried_in_the_buffers() -> None:
         (Net, loss_of, "flax_model: must return .*, not the class Net itself$"),
         (optax.sgd(1.0), loss_of, "flax_model: must return .*, not optax.*; return what its init returns$"),
         ({"n": jnp.arange(3)}, loss_of, "flax_model: must return a flax.nnx or flax.linen module, or a tree of arrays"),
-        ({"w": jnp.ones(2, complex)}, loss_of, "flax_model: w is complex64; must be real"),
+        ({"w": jnp.ones(2, complex)}, loss_of, "flax_model: w is complex64; must be two real arrays"),
         ({"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}}, loss_of, "flax_model: both .* would be called a.b; rename one"),
         (
             {"w": jnp.ones(2)},
