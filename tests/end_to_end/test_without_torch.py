@@ -55,7 +55,8 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         python = str(PYTHON)
         assert subprocess.run([python, "-c", "import torch"], capture_output=True).returncode
     else:
-        hidden = tmp_path_factory.mktemp("hidden")
+        hidden = tmp_path_factory.mktemp("hidden") / "site-packages"  # or errors would quote it as the user's
+        hidden.mkdir()
         (hidden / "torch.py").write_text(HIDDEN)
         environment["PYTHONPATH"] = f"{hidden}"
 
