@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 from jax import lax
 from jax import numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 Carry = TypeVar("Carry")
 Body = Callable[[Carry, Any], tuple[Carry, Any]]
@@ -37,6 +37,39 @@ def scan(body: Body[Carry], init: Carry, xs: Any) -> tuple[Carry, Any]:
     3.0 [0. 1. 3.]
     """
     return lax.scan(body, init, xs) if _length(xs) > 1 else _unrolled(body, init, xs)
+
+
+def scan_alike(body: Body[Carry], init: Carry, xs: Any, never: jax.Array) -> tuple[Carry, Any]:
+    """Compute `scan(body, init, xs)` with bits that do not depend on the number of passes.
+
+    XLA fuses a pass otherwise in a loop than outside of one, and takes a loop of one pass apart. On CPU one pass is
+    therefore a loop whose number of passes XLA does not know, unless `body` is slow in loops.
+
+    Args:
+        never: a boolean that is False, which XLA cannot know.
+    """
+    if _length(xs) > 1:
+        return lax.scan(body, init, xs)
+    program, shapes = jax.make_jaxpr(body, return_shape=True)(init, _at(xs, 0))
+
+    def traced(carry: Carry, x: Any) -> tuple[Carry, Any]:
+        results: tuple[Carry, Any] = jax.tree.unflatten(
+            jax.tree.structure(shapes), jaxpr_as_fun(program)(*jax.tree.leaves((carry, x)))
+        )
+        return results
+
+    def looped(init: Carry, xs: Any) -> tuple[Carry, Any]:
+        def one_pass(k: Any, state: Any) -> Any:
+            carry, y = traced(state[0], jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, k, keepdims=False), xs))
+            return carry, jax.tree.map(lambda out, new: lax.dynamic_update_index_in_dim(out, new, k, 0), state[1], y)
+
+        outputs = jax.tree.map(lambda y: jnp.zeros((1, *y.shape), y.dtype), shapes[1])
+        return lax.fori_loop(0, jnp.where(never, 2, 1), one_pass, (init, outputs))
+
+    def unrolled(init: Carry, xs: Any) -> tuple[Carry, Any]:
+        return _unrolled(traced, init, xs)
+
+    return lax.platform_dependent(init, xs, cpu=unrolled if slow_in_loops(program) else looped, default=unrolled)
 
 
 def scan_or_unroll(body: Body[Carry], init: Carry, xs: Any) -> tuple[Carry, Any]:

@@ -29,7 +29,7 @@ from jaxddp.step.buffers import synchronized
 from jaxddp.step.gradient_hooks import apply_hooks, check_patterns
 from jaxddp.step.gradient_stats import anomalies, learning_rates, norms_and_histograms
 from jaxddp.step.local_gradients import LocalGradients, LocalResult, Unsynchronized, divide, mean_over_micro_batches
-from jaxddp.step.loops import scan
+from jaxddp.step.loops import scan_alike
 from jaxddp.step.metrics import StepSums
 from jaxddp.step.moving_average import EqualAverage, moving_average
 from jaxddp.step.options import StepOptions
@@ -294,4 +294,4 @@ def run_steps(
         next_state, metrics, _ = step(state, batch)
         return next_state, StepSums.of(metrics)
 
-    return scan(body, state, batches)
+    return scan_alike(body, state, batches, state.step < 0)
