@@ -258,7 +258,7 @@ class Comparison:
             self._remarks = [f"From step {foreign.step} on {says}, and are compared with jax's as they are."]
         elif parts := changed_state(self._torch_run, self._judgement.numbers):
             self._remarks = [f"Torch changes its optimizer's state ({parts}) between steps, and no update shows it."]
-        self._judge_directly([number for number in numbers if number not in plain])
+        self._judge_directly([n for n in numbers if n not in plain and n in self._judgement.direct])
         replay = None if self._outside is None or not plain else self._replay(self._outside, plain)
         located = self._judgement.first.get("update")
         if located is None:

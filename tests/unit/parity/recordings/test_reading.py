@@ -144,6 +144,8 @@ def test_updates_are_compared_with_torchs_where_its_optimizer_cannot_be_replayed
     header_with(tmp_path / "torch", optimizer=kind)
     report = compare_runs(tmp_path / "torch", runs / "jax")
     assert report.verdict == "equal" and f"{kind} cannot be replayed, so updates are compared" in str(report)
+    report = compare_runs(tmp_path / "torch", runs / "jax", {"Dense_0": "3"})  # names that do not pair off
+    assert report.verdict == "incomplete", str(report)
 
 
 def test_recordings_without_a_common_step_and_two_of_torch_are_refused(runs: Path, tmp_path: Path) -> None:
