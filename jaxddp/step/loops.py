@@ -40,7 +40,7 @@ def scan(body: Body[Carry], init: Carry, xs: Any) -> tuple[Carry, Any]:
 
 
 def scan_alike(body: Body[Carry], init: Carry, xs: Any, never: jax.Array) -> tuple[Carry, Any]:
-    """Compute `scan(body, init, xs)` with bits that do not depend on the number of passes.
+    """Compute `scan(body, init, xs)` on CPU with the bits of one pass that it has among several.
 
     XLA fuses a pass otherwise in a loop than outside of one, and takes a loop of one pass apart. On CPU one pass is
     therefore a loop whose number of passes XLA does not know, unless `body` is slow in loops.
