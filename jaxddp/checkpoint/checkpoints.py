@@ -77,7 +77,10 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             lightweight_initialize=True,
             temporary_path_class=renamed_folder(self._errors),
-            async_options=ocp.options.AsyncOptions(timeout_secs=_NEVER),
+            # Threads that wait for a folder made in the background would never end where it cannot be made.
+            async_options=ocp.options.AsyncOptions(
+                timeout_secs=_NEVER, create_directories_asynchronously=not self._is_alone
+            ),
         )
         silence()
         handlers = {STATE: self._state_handler, RECORD: RecordHandler(self._errors)}

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,17 @@ def check_told_and_resumable(trainer: str, folder: Path, code: int, told: str, w
 
 def fail(trainer: str, at: int, number: int, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Let the disk fail at a write, and check how the run ends; return whether there are so many writes."""
+    threads = {*threading.enumerate()}
     with monkeypatch.context() as patch:
         disk = FailingDisk(tmp_path / "run", patch)
         disk.fails_from, disk.number = at, number
         code, told = ends(trainer, capsys, output=str(tmp_path / "run"))
     if disk.writes < at:
         return False
+    for thread in {*threading.enumerate()} - threads:
+        if not thread.daemon:  # the interpreter waits for it at its end
+            thread.join(60)
+            assert not thread.is_alive(), thread.name
     check_told_and_resumable(trainer, tmp_path, code, told, WORDS[number], capsys)
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
     return True
