@@ -3,11 +3,12 @@
 This module imports neither framework and knows neither side.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jaxddp.data.micro_batches import MicroBatches
+from jaxddp.errors import InputError
 from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.port import Port
 from jaxddp.parity.records import Record, Tensors, full
@@ -16,6 +17,35 @@ from jaxddp.parity.records import Record, Tensors, full
 LOCAL_STAGES = ("local_loss", "local_gradients")
 # ... and equal on all replicas, in the order in which a step computes them.
 SHARED_STAGES = ("gradients", "clipped_gradients", "params", "buffers")
+
+
+@dataclass(frozen=True)
+class UnequalBatches(Mapping[str, Any]):
+    """Batches of ranks that differ in shape; replicas are one program, so each holds those of all ranks.
+
+    It stands in for a batch where that is only passed on, to the loss; see `jax_side.unequal_batches`.
+
+    Attributes:
+        of_ranks: each rank's arrays by name, with the leading axes of a stacked batch, such as (world_size, B, ...).
+    """
+
+    of_ranks: Sequence[Mapping[str, Any]]
+
+    def __getitem__(self, name: str) -> Any:
+        """Raise `InputError`: no array is the batch of every replica."""
+        raise InputError(
+            "flax_step: reads the batch, whose shapes differ between ranks, and replicas are one program; "
+            "must only pass it on to loss, or get equal shapes from batch"
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self[""])
+
+    def __len__(self) -> int:
+        return len(self[""])
+
+    def __contains__(self, name: object) -> bool:
+        return False
 
 
 class AnyCase(Hashable, Protocol):
@@ -80,6 +110,9 @@ class Trajectory:
 
 def micro_batches_of(batch: MicroBatches, rank: int) -> list[Tensors]:
     """Return one replica's micro-batches as a list, as a torch training loop iterates over them."""
+    if isinstance(batch.last, UnequalBatches):
+        head, last = (part.of_ranks[rank] if isinstance(part, UnequalBatches) else None for part in batch[:2])
+        batch = MicroBatches(head, last or {})
     last = {name: array[rank] for name, array in batch.last.items()}
     if batch.head is None:
         return [last]

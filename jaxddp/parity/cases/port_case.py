@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.errors import InputError
+from jaxddp.parity.case_interface import UnequalBatches
 from jaxddp.parity.jax_side.draws import serving
 from jaxddp.parity.jax_side.side import JaxSide, side_of_port
 from jaxddp.parity.port import Port, PortSource
@@ -64,23 +65,26 @@ class PortCase:
         return dataclasses.replace(self, dtype=dtype)
 
     def batches(self) -> Iterator[MicroBatches]:
-        """Yield every step's micro-batches, leaves (world_size, ...).
+        """Yield every step's micro-batches, leaves (world_size, ...), or for ranks of unequal shapes `UnequalBatches`.
 
         Raises:
-            InputError: the batches of two replicas differ in shape.
+            InputError: the batches of two ranks have other entries.
         """
         for step in range(self.steps):
             of_ranks = [self.port.micro_batches(step, rank, "jax") for rank in range(self.world_size)]
-            _check_shapes(of_ranks, step)
-            yield _stacked(of_ranks, self.dtype)
+            shapes = [{name: x.shape for name, x in pieces[0].items()} for pieces in of_ranks]
+            for rank, of_rank in enumerate(shapes):
+                if of_rank.keys() != shapes[0].keys():
+                    names, given = (", ".join(sorted(x)) for x in (shapes[0], of_rank))
+                    raise InputError(f"batch({step}, {rank}): must have the entries of rank 0, {names}; has {given}")
+            is_equal = all(of_rank == shapes[0] for of_rank in shapes)
+            yield (_stacked if is_equal else _unequal)(of_ranks, self.dtype)
 
 
-def _check_shapes(of_ranks: list[list[Tensors]], step: int) -> None:
-    """Raise unless all replicas' batches have the same shapes: replicas run one program."""
-    first, *others = ({name: x.shape for name, x in pieces[0].items()} for pieces in of_ranks)
-    for rank, shapes in enumerate(others, start=1):
-        if shapes != first:
-            raise InputError(f"batch({step}, {rank}): must have the shapes of rank 0, {first}, and has {shapes}")
+def _unequal(of_ranks: list[list[Tensors]], dtype: str) -> MicroBatches:
+    """Give the micro-batches of every rank, whose arrays have shapes of their own, to all replicas."""
+    heads, lasts, _ = zip(*(_stacked([pieces] * len(of_ranks), dtype) for pieces in of_ranks), strict=True)
+    return MicroBatches(UnequalBatches(heads) if heads[0] else None, UnequalBatches(lasts))
 
 
 def _stacked(of_ranks: list[list[Tensors]], dtype: str) -> MicroBatches:

@@ -30,7 +30,7 @@ from jaxddp.parity.recordings.judge import coarseness
 from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import Numbers, sizes_of
-from jaxddp.parity.records import Tensors, stage_norm
+from jaxddp.parity.records import Tensors, scaled_by, stage_norm
 
 __all__ = [
     "Updates",
@@ -268,8 +268,10 @@ def _reduction_step(step: RecordedStep) -> ReductionStep:
         if name in local
     }
     of_replicas = {name: local[name] for name in shown}
-    sums = {name: x[:, None] for name, x in of_replicas.items()}
-    return ReductionStep(np.ones((replicas, 1)), sums, None, {"local_gradients": of_replicas, "gradients": shown})
+    # Local gradients are means over the examples.
+    counts = np.array(step.sizes if len(step.sizes) == replicas else [1.0] * replicas)[:, None]
+    sums = {name: scaled_by(counts, x[:, None]) for name, x in of_replicas.items()}
+    return ReductionStep(counts, sums, None, {"local_gradients": of_replicas, "gradients": shown})
 
 
 def of_gradients(
