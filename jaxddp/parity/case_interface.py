@@ -21,18 +21,16 @@ SHARED_STAGES = ("gradients", "clipped_gradients", "params", "buffers")
 
 @dataclass(frozen=True)
 class UnequalBatches(Mapping[str, Any]):
-    """Batches of ranks that differ in shape; replicas are one program, so each holds those of all ranks.
-
-    It stands in for a batch where that is only passed on, to the loss; see `jax_side.unequal_batches`.
+    """Batches of ranks that differ in shape, in place of a batch that a step only passes on to the loss.
 
     Attributes:
-        of_ranks: each rank's arrays by name, with the leading axes of a stacked batch, such as (world_size, B, ...).
+        of_ranks: each rank's arrays by name, which all replicas get, since they are one program: (world_size, B, ...).
     """
 
     of_ranks: Sequence[Mapping[str, Any]]
 
     def __getitem__(self, name: str) -> Any:
-        """Raise `InputError`: no array is the batch of every replica."""
+        """Raise `InputError`: replicas have no array in common."""
         raise InputError(
             "flax_step: reads the batch, whose shapes differ between ranks, and replicas are one program; "
             "must only pass it on to loss, or get equal shapes from batch"
@@ -110,11 +108,10 @@ class Trajectory:
 
 def micro_batches_of(batch: MicroBatches, rank: int) -> list[Tensors]:
     """Return one replica's micro-batches as a list, as a torch training loop iterates over them."""
-    if isinstance(batch.last, UnequalBatches):
-        head, last = (part.of_ranks[rank] if isinstance(part, UnequalBatches) else None for part in batch[:2])
-        batch = MicroBatches(head, last or {})
-    last = {name: array[rank] for name, array in batch.last.items()}
-    if batch.head is None:
-        return [last]
-    count = next(iter(batch.head.values())).shape[1]
-    return [{name: array[rank, i] for name, array in batch.head.items()} for i in range(count)] + [last]
+    head = batch.head.of_ranks[rank] if isinstance(batch.head, UnequalBatches) else batch.head
+    last = batch.last.of_ranks[rank] if isinstance(batch.last, UnequalBatches) else batch.last
+    pieces = [{name: array[rank] for name, array in last.items()}]
+    if head is None:
+        return pieces
+    count = next(iter(head.values())).shape[1]
+    return [{name: array[rank, i] for name, array in head.items()} for i in range(count)] + pieces

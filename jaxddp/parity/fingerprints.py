@@ -38,13 +38,9 @@ def fingerprints(micro_batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str,
     whole = {name: np.concatenate([batch[name] for batch in micro_batches]) for name in micro_batches[0]}
     size = number_of_examples(whole)
     of_examples = {name: x for name, x in whole.items() if len(x) == size and x.dtype.kind in NUMBERS}
-    found = {}
-    for name, x in of_examples.items():
-        if name == IDS and x.ndim == 1 and x.dtype.kind in "iu":
-            found[IDS] = x.astype(np.uint64)
-        else:
-            found[ENTRY_IDS if name == IDS else name] = _hashed(x)
-    return found
+    if (ids := of_examples.get(IDS)) is not None and ids.ndim == 1 and ids.dtype.kind in "iu":
+        return {name: ids.astype(np.uint64) if name == IDS else _hashed(x) for name, x in of_examples.items()}
+    return {ENTRY_IDS if name == IDS else name: _hashed(x) for name, x in of_examples.items()}
 
 
 def number_of_examples(batch: Mapping[str, np.ndarray]) -> int:
@@ -52,8 +48,6 @@ def number_of_examples(batch: Mapping[str, np.ndarray]) -> int:
 
     >>> number_of_examples({"ids": np.arange(2), "edges": np.ones((5, 2))})
     5
-    >>> number_of_examples({"graphs": np.arange(2), "edges": np.ones((5, 2)), "ids": np.arange(2)})
-    2
     """
     lengths = {len(x) for name, x in batch.items() if name != IDS}
     return lengths.pop() if len(lengths) == 1 else len(next(iter(batch.values())))

@@ -127,15 +127,14 @@ def stacked(of_ranks: Sequence[Tensors]) -> Tensors:
     >>> stacked([{"x": np.array([3, 4], np.uint64)}, {"x": np.array([5], np.uint64)}])["x"][1] == NO_EXAMPLE
     array([False,  True])
     """
-    arrays = {name: [tensors[name] for tensors in of_ranks] for name in of_ranks[0]}
-    return {name: np.stack(_filled(values)) for name, values in arrays.items()}
-
-
-def _filled(values: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-    if len({x.shape for x in values}) == 1:
-        return values
-    most = max(map(len, values))
-    return [np.pad(x, (0, most - len(x)), constant_values=NO_EXAMPLE) for x in values]
+    whole = {}
+    for name in of_ranks[0]:
+        arrays = [tensors[name] for tensors in of_ranks]
+        if len({x.shape for x in arrays}) > 1:
+            most = max(map(len, arrays))
+            arrays = [np.pad(x, (0, most - len(x)), constant_values=NO_EXAMPLE) for x in arrays]
+        whole[name] = np.stack(arrays)
+    return whole
 
 
 def full(record: Record, stage: str) -> Arrays:

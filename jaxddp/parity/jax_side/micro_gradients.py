@@ -46,7 +46,8 @@ def micro_records(case: AnyCase, reference: Trajectory, steps: Sequence[int]) ->
                 params, buffers = map(replicas.replicate, side.from_torch(state))
                 counts, sums = replicas.gather(of_replica(params, buffers, replicas.shard(replicas.local(batch))))
                 if isinstance(batch.last, UnequalBatches) and (counts == 1).all():  # the losses are means
-                    counts = numbers_of_examples(batch, case.world_size)
+                    of_ranks = [micro_batches_of(batch, rank) for rank in range(case.world_size)]
+                    counts = np.array([[len(next(iter(x.values()))) for x in pieces] for pieces in of_ranks])
                     sums = {name: scaled_by(counts, x) for name, x in sums.items()}
                 return counts, _named(sums, side.to_torch)
 
@@ -55,12 +56,6 @@ def micro_records(case: AnyCase, reference: Trajectory, steps: Sequence[int]) ->
             if number > 0:
                 record["stale"] = gradients_at(reference.before(number - 1))[1]
             yield record
-
-
-def numbers_of_examples(batch: MicroBatches, world_size: int) -> np.ndarray:
-    """Return the number of examples of each micro-batch, (W, A)."""
-    of_ranks = [micro_batches_of(batch, rank) for rank in range(world_size)]
-    return np.array([[len(next(iter(piece.values()))) for piece in pieces] for pieces in of_ranks])
 
 
 @lru_cache(maxsize=1)

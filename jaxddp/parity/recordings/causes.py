@@ -267,11 +267,16 @@ def _reduction_step(step: RecordedStep) -> ReductionStep:
         for name, x in step["gradients"].items()
         if name in local
     }
-    of_replicas = {name: local[name] for name in shown}
-    # Local gradients are means over the examples.
-    counts = np.array(step.sizes if len(step.sizes) == replicas else [1.0] * replicas)[:, None]
-    sums = {name: scaled_by(counts, x[:, None]) for name, x in of_replicas.items()}
-    return ReductionStep(counts, sums, None, {"local_gradients": of_replicas, "gradients": shown})
+    made = _of_means(step, local, shown)
+    return replace(made, shown={"local_gradients": {name: local[name] for name in shown}, **made.shown})
+
+
+def _of_means(step: RecordedStep, local: Tensors, shown: Tensors) -> ReductionStep:
+    """Return a step from its ranks' gradients, which are means over their examples, and from what was made of them."""
+    ranks = len(next(iter(local.values())))
+    counts = np.array(step.sizes if len(step.sizes) == ranks else [1] * ranks, float)[:, None]
+    sums = {name: scaled_by(counts, x[:, None].astype(float)) for name, x in local.items() if name in shown}
+    return ReductionStep(counts, sums, None, {"gradients": {name: shown[name] for name in sums}})
 
 
 def of_gradients(
@@ -293,28 +298,11 @@ def of_gradients(
         apart = {name: x.mean(0) - expected[name] for name, x in received.items() if name in expected}
         penalised.append((apart, {name: params[name].astype(float) for name in apart}, stage_norm(expected)))
     ruling = explain_received(steps, sizes_of(torch[0], replicas), floor)
-    if not ruling.named:
-        ruling = decide(_means_over_examples(torch, [received for received, _ in steps], alignment), floor)
+    if not ruling.named and all(len({*step.sizes}) > 1 and step["local_gradients"] for step in torch):
+        pairs = zip(torch, (received for received, _ in steps), strict=False)
+        of_means = [_of_means(x, alignment.of_torch(x["local_gradients"], axes=1), jax) for x, jax in pairs]
+        ruling = explain_reduction(of_means, ReductionRecipe(), floor=floor)
     return ruling if ruling.named else decide(_penalties(penalised, floor), floor)
-
-
-def _means_over_examples(
-    torch: Sequence[RecordedStep], received: Sequence[Tensors], alignment: Alignment
-) -> Iterator[Hypothesis]:
-    """Yield that JAX's gradients are a mean over all examples, where the ranks have unequal numbers of them."""
-    if all(len({*step.sizes}) < 2 or not step["local_gradients"] for step in torch):
-        return
-
-    def left(step: RecordedStep, jax: Tensors, weights: Sequence[int] | None) -> float:
-        local = alignment.of_torch(step["local_gradients"], axes=1)
-        means = {name: np.average(x.astype(float), 0, weights) for name, x in local.items() if name in jax}
-        apart = stage_norm({name: jax[name].mean(0) - x for name, x in means.items()})
-        return apart / (stage_norm(means) or 1.0)
-
-    pairs = [*zip(torch, received, strict=True)]
-    says = "one mean over the examples of all ranks, the reference has the mean of the ranks' means"
-    yield Hypothesis(("global_mean",), says, max(left(step, jax, step.sizes) for step, jax in pairs))
-    yield Hypothesis((), "no fault", max(left(step, jax, None) for step, jax in pairs))
 
 
 def _penalties(steps: Sequence[tuple[Tensors, Tensors, float]], floor: float) -> Iterator[Hypothesis]:
