@@ -24,10 +24,12 @@ class UnequalBatches(Mapping[str, Any]):
     """Batches of ranks that differ in shape, in place of a batch that a step only passes on to the loss.
 
     Attributes:
-        of_ranks: each rank's arrays by name, which all replicas get, since they are one program: (world_size, B, ...).
+        of_shapes: arrays by name, (world_size, ...), in each shape that a rank has.
+        which: place of each rank's shape; its own rows in the arrays of other shapes do not count.
     """
 
-    of_ranks: Sequence[Mapping[str, Any]]
+    of_shapes: Sequence[Mapping[str, Any]]
+    which: tuple[int, ...]
 
     def __getitem__(self, name: str) -> Any:
         """Raise `InputError`: replicas have no array in common."""
@@ -44,6 +46,10 @@ class UnequalBatches(Mapping[str, Any]):
 
     def __contains__(self, name: object) -> bool:
         return False
+
+    def of_rank(self, rank: int) -> Mapping[str, Any]:
+        """Return the arrays, (world_size, ...), in which a rank has its rows."""
+        return self.of_shapes[self.which[rank]]
 
 
 class AnyCase(Hashable, Protocol):
@@ -108,8 +114,8 @@ class Trajectory:
 
 def micro_batches_of(batch: MicroBatches, rank: int) -> list[Tensors]:
     """Return one replica's micro-batches as a list, as a torch training loop iterates over them."""
-    head = batch.head.of_ranks[rank] if isinstance(batch.head, UnequalBatches) else batch.head
-    last = batch.last.of_ranks[rank] if isinstance(batch.last, UnequalBatches) else batch.last
+    head = batch.head.of_rank(rank) if isinstance(batch.head, UnequalBatches) else batch.head
+    last = batch.last.of_rank(rank) if isinstance(batch.last, UnequalBatches) else batch.last
     pieces = [{name: array[rank] for name, array in last.items()}]
     if head is None:
         return pieces

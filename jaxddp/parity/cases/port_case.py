@@ -77,14 +77,25 @@ class PortCase:
                 if of_rank.keys() != shapes[0].keys():
                     names, given = (", ".join(sorted(x)) for x in (shapes[0], of_rank))
                     raise InputError(f"batch({step}, {rank}): must have the entries of rank 0, {names}; has {given}")
-            is_equal = all(of_rank == shapes[0] for of_rank in shapes)
-            yield (_stacked if is_equal else _unequal)(of_ranks, self.dtype)
+            yield _joined(of_ranks, [shapes.index(of_rank) for of_rank in shapes], self.dtype)
 
 
-def _unequal(of_ranks: list[list[Tensors]], dtype: str) -> MicroBatches:
-    """Give the micro-batches of every rank, whose arrays have shapes of their own, to all replicas."""
-    heads, lasts, _ = zip(*(_stacked([pieces] * len(of_ranks), dtype) for pieces in of_ranks), strict=True)
-    return MicroBatches(UnequalBatches(heads) if heads[0] else None, UnequalBatches(lasts))
+def _joined(of_ranks: list[list[Tensors]], firsts: list[int], dtype: str) -> MicroBatches:
+    """Stack the micro-batches of all ranks, those of several shapes as `UnequalBatches`.
+
+    Args:
+        of_ranks: each rank's micro-batches.
+        firsts: for each rank, the first rank whose batch has its shape.
+        dtype: dtype of floating-point arrays.
+    """
+    distinct = sorted({*firsts})
+    # In the arrays of one shape, a rank of another has the rows of the first rank of this one.
+    ranks = [[rank if of_rank == first else first for rank, of_rank in enumerate(firsts)] for first in distinct]
+    heads, lasts, _ = zip(*(_stacked([of_ranks[rank] for rank in row], dtype) for row in ranks), strict=True)
+    if len(distinct) == 1:
+        return MicroBatches(heads[0], lasts[0])
+    which = tuple(map(distinct.index, firsts))
+    return MicroBatches(UnequalBatches(heads, which) if heads[0] else None, UnequalBatches(lasts, which))
 
 
 def _stacked(of_ranks: list[list[Tensors]], dtype: str) -> MicroBatches:

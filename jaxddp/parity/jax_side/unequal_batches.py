@@ -4,6 +4,7 @@ from functools import partial, wraps
 
 import jax
 from jax import lax
+from jax import numpy as jnp
 
 from jaxddp.distributed.collectives import rank
 from jaxddp.errors import InputError
@@ -15,7 +16,7 @@ from jaxddp.step.loops import primitives
 
 COLLECTIVES = ("psum", "all_gather", "reduce_scatter", "psum_scatter", "ppermute", "all_to_all")
 
-jax.tree_util.register_dataclass(UnequalBatches, data_fields=["of_ranks"], meta_fields=[])
+jax.tree_util.register_dataclass(UnequalBatches, data_fields=["of_shapes"], meta_fields=["which"])
 
 
 def of_own_batch(loss: LocalLoss) -> LocalLoss:
@@ -27,27 +28,26 @@ def of_own_batch(loss: LocalLoss) -> LocalLoss:
     Raises:
         InputError: the loss communicates, which replicas in different branches of a program cannot do.
 
-    >>> from jax import numpy as jnp
     >>> from jaxddp.distributed.collectives import AXIS_NAME
     >>> mean = of_own_batch(lambda params, buffers, batch: ({"loss": batch["x"].mean()}, buffers))
-    >>> batches = UnequalBatches([{"x": jnp.ones(4)}, {"x": jnp.full(3, 5.0)}])
+    >>> batches = UnequalBatches([{"x": jnp.ones(4)}, {"x": jnp.full(3, 5.0)}], which=(0, 1, 0))
     >>> of_replica = lambda _: mean({}, {}, batches)[0]["loss"]
-    >>> jax.vmap(of_replica, axis_name=AXIS_NAME)(jnp.zeros(2)).tolist()
-    [1.0, 5.0]
+    >>> jax.vmap(of_replica, axis_name=AXIS_NAME)(jnp.zeros(3)).tolist()
+    [1.0, 5.0, 1.0]
     """
 
     @wraps(loss)
     def own_loss(params: Params, buffers: Buffers, batch: Batch) -> tuple[Sums, Buffers]:
         if not isinstance(batch, UnequalBatches):
             return loss(params, buffers, batch)
-        branches = [partial(loss, params, buffers, of_rank) for of_rank in batch.of_ranks]
+        branches = [partial(loss, params, buffers, of_shape) for of_shape in batch.of_shapes]
         names = [name for name, _ in primitives(jax.make_jaxpr(branches[0])().jaxpr)]
         if any(name.startswith((*COLLECTIVES, "pmax", "pmin")) for name in names):
             raise InputError(
                 "flax_loss: communicates between replicas whose batches differ in shape, and each runs its own branch "
                 "of the program; must not, or get equal shapes from batch"
             )
-        result: tuple[Sums, Buffers] = lax.switch(rank(), branches)
+        result: tuple[Sums, Buffers] = lax.switch(jnp.array(batch.which)[rank()], branches)
         return result
 
     return own_loss
