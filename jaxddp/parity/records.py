@@ -255,7 +255,11 @@ def stage_norm(tensors: Mapping[str, np.ndarray]) -> float:
 
 
 def scaled_by(factors: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Multiply values by factors of their leading axes."""
+    """Multiply values by factors of their leading axes.
+
+    >>> scaled_by(np.array([2.0, 3.0]), np.ones((2, 2))).tolist()
+    [[2.0, 2.0], [3.0, 3.0]]
+    """
     return values * factors.reshape(*factors.shape, *(1,) * (values.ndim - factors.ndim))
 
 
