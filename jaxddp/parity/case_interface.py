@@ -3,11 +3,12 @@
 This module imports neither framework and knows neither side.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jaxddp.data.micro_batches import MicroBatches
+from jaxddp.errors import InputError
 from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.port import Port
 from jaxddp.parity.records import Record, Tensors, full
@@ -16,6 +17,39 @@ from jaxddp.parity.records import Record, Tensors, full
 LOCAL_STAGES = ("local_loss", "local_gradients")
 # ... and equal on all replicas, in the order in which a step computes them.
 SHARED_STAGES = ("gradients", "clipped_gradients", "params", "buffers")
+
+
+@dataclass(frozen=True)
+class UnequalBatches(Mapping[str, Any]):
+    """Batches of ranks that differ in shape, in place of a batch that a step only passes on to the loss.
+
+    Attributes:
+        of_shapes: arrays by name, (world_size, ...), in each shape that a rank has.
+        which: place of each rank's shape; its own rows in the arrays of other shapes do not count.
+    """
+
+    of_shapes: Sequence[Mapping[str, Any]]
+    which: tuple[int, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        """Raise `InputError`: replicas have no array in common."""
+        raise InputError(
+            "flax_step: reads the batch, whose shapes differ between ranks, and replicas are one program; "
+            "must only pass it on to loss, or get equal shapes from batch"
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self[""])
+
+    def __len__(self) -> int:
+        return len(self[""])
+
+    def __contains__(self, name: object) -> bool:
+        return False
+
+    def of_rank(self, rank: int) -> Mapping[str, Any]:
+        """Return the arrays, (world_size, ...), in which a rank has its rows."""
+        return self.of_shapes[self.which[rank]]
 
 
 class AnyCase(Hashable, Protocol):
@@ -80,8 +114,10 @@ class Trajectory:
 
 def micro_batches_of(batch: MicroBatches, rank: int) -> list[Tensors]:
     """Return one replica's micro-batches as a list, as a torch training loop iterates over them."""
-    last = {name: array[rank] for name, array in batch.last.items()}
-    if batch.head is None:
-        return [last]
-    count = next(iter(batch.head.values())).shape[1]
-    return [{name: array[rank, i] for name, array in batch.head.items()} for i in range(count)] + [last]
+    head = batch.head.of_rank(rank) if isinstance(batch.head, UnequalBatches) else batch.head
+    last = batch.last.of_rank(rank) if isinstance(batch.last, UnequalBatches) else batch.last
+    pieces = [{name: array[rank] for name, array in last.items()}]
+    if head is None:
+        return pieces
+    count = next(iter(head.values())).shape[1]
+    return [{name: array[rank, i] for name, array in head.items()} for i in range(count)] + pieces

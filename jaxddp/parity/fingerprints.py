@@ -10,8 +10,8 @@ import numpy as np
 
 NUMBERS = "biuf"  # kinds of dtypes that are hashed
 Fingerprints = Mapping[str, np.ndarray]  # entry of a batch -> one number per example
-# Entry of a batch that identifies its examples if it is a vector of integers; their values may differ then, but not
-# change places.
+# Entry of a batch that identifies its examples if it is a vector of one integer for each; their values may differ then,
+# but not change places.
 IDS = "ids"
 ENTRY_IDS = "ids (an entry)"  # fingerprints of any other array of that name, such as a text's tokens
 
@@ -23,21 +23,34 @@ def fingerprints(micro_batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str,
         micro_batches: A micro-batches, arrays by name, shapes (B, ...).
 
     Returns:
-        entry -> uint64, shape (A B,); of a vector of integers "ids" the numbers themselves; beside one, entries
-        that have no numbers for each example are left out.
+        entry -> uint64, shape (A B,); of an integer for each example, "ids", the integers themselves. Entries that have
+        no numbers for each example are left out.
 
     >>> image = np.arange(6.0).reshape(1, 2, 3)
     >>> first, second = fingerprints([{"x": image}]), fingerprints([{"x": image.transpose(0, 2, 1).astype("f4")}])
-    >>> first["x"] == second["x"], fingerprints([{"ids": np.array([3, 1]), "edges": np.ones((5, 2))}])
-    (array([ True]), {'ids': array([3, 1], dtype=uint64)})
+    >>> first["x"] == second["x"], fingerprints([{"ids": np.array([3, 1]), "y": np.zeros(2)}])["ids"]
+    (array([ True]), array([3, 1], dtype=uint64))
     >>> [*fingerprints([{"ids": np.array([[3, 1], [4, 1]]), "y": np.zeros(2)}])]
     ['ids (an entry)', 'y']
+    >>> [*fingerprints([{"ids": np.array([3, 1]), "edges": np.ones((5, 2))}])]
+    ['edges']
     """
     whole = {name: np.concatenate([batch[name] for batch in micro_batches]) for name in micro_batches[0]}
-    if IDS not in whole or whole[IDS].ndim != 1 or whole[IDS].dtype.kind not in "iu":
-        return {ENTRY_IDS if name == IDS else name: _hashed(array) for name, array in whole.items()}
-    of_examples = {name: x for name, x in whole.items() if len(x) == len(whole[IDS]) and x.dtype.kind in NUMBERS}
-    return {name: _hashed(x) for name, x in of_examples.items() if name != IDS} | {IDS: whole[IDS].astype(np.uint64)}
+    size = number_of_examples(whole)
+    of_examples = {name: x for name, x in whole.items() if len(x) == size and x.dtype.kind in NUMBERS}
+    if (ids := of_examples.get(IDS)) is not None and ids.ndim == 1 and ids.dtype.kind in "iu":
+        return {name: ids.astype(np.uint64) if name == IDS else _hashed(x) for name, x in of_examples.items()}
+    return {ENTRY_IDS if name == IDS else name: _hashed(x) for name, x in of_examples.items()}
+
+
+def number_of_examples(batch: Mapping[str, np.ndarray]) -> int:
+    """Return the length that all entries but "ids" share; if they have several lengths, that of the first entry.
+
+    >>> number_of_examples({"ids": np.arange(2), "edges": np.ones((5, 2))})
+    5
+    """
+    lengths = {len(x) for name, x in batch.items() if name != IDS}
+    return lengths.pop() if len(lengths) == 1 else len(next(iter(batch.values())))
 
 
 def identifying(a: Fingerprints, b: Fingerprints) -> tuple[Fingerprints, Fingerprints]:

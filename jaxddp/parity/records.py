@@ -33,6 +33,8 @@ T = TypeVar("T")
 LARGE_MODEL = 2**23  # elements
 HELD = 2**22  # elements of a model times the steps that are held in memory, with a few arrays of that size each
 
+NO_EXAMPLE = np.uint64(2**64 - 1)  # fingerprint in the place of an example that a rank lacks
+
 _BETWEEN = "|"  # stage | tensor
 _FULL = ".full"  # ending of the folder with the large tensors of a record, a folder per stage
 
@@ -101,7 +103,7 @@ class StoredRecord(Mapping[str, Tensors]):
         if stage not in self._stacked:
             return self._files[0].read(stage)
         of_ranks = [file.read(stage) for file in self._files]
-        return {name: np.stack([tensors[name] for tensors in of_ranks]) for name in of_ranks[0]}
+        return stacked(of_ranks)
 
     def full(self, stage: str) -> Arrays:
         """Return a stage of rank 0 with full tensors where they were written, else excerpts.
@@ -117,6 +119,22 @@ class StoredRecord(Mapping[str, Tensors]):
 
     def __len__(self) -> int:
         return len(self._stages)
+
+
+def stacked(of_ranks: Sequence[Tensors]) -> Tensors:
+    """Stack the tensors of all ranks; fingerprints of unequal numbers of examples are filled up with `NO_EXAMPLE`.
+
+    >>> stacked([{"x": np.array([3, 4], np.uint64)}, {"x": np.array([5], np.uint64)}])["x"][1] == NO_EXAMPLE
+    array([False,  True])
+    """
+    whole = {}
+    for name in of_ranks[0]:
+        arrays = [tensors[name] for tensors in of_ranks]
+        if len({x.shape for x in arrays}) > 1:
+            most = max(map(len, arrays))
+            arrays = [np.pad(x, (0, most - len(x)), constant_values=NO_EXAMPLE) for x in arrays]
+        whole[name] = np.stack(arrays)
+    return whole
 
 
 def full(record: Record, stage: str) -> Arrays:
@@ -234,6 +252,15 @@ def stage_norm(tensors: Mapping[str, np.ndarray]) -> float:
     5.0
     """
     return math.hypot(*(float(np.linalg.norm(value)) for value in tensors.values() if value.dtype.kind == "f"))
+
+
+def scaled_by(factors: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Multiply values by factors of their leading axes.
+
+    >>> scaled_by(np.array([2.0, 3.0]), np.ones((2, 2))).tolist()
+    [[2.0, 2.0], [3.0, 3.0]]
+    """
+    return values * factors.reshape(*factors.shape, *(1,) * (values.ndim - factors.ndim))
 
 
 def relative(difference: float, scale: float, other: float = 0.0) -> float:

@@ -152,15 +152,6 @@ def test_a_batch_in_another_format_is_told_for_both_sides(failing: Checked) -> N
     )
 
 
-def test_replicas_with_batches_of_other_sizes_are_told(checked: Checked) -> None:
-    report = checked(("(12, 3)", "(12 + rank, 3)"), ("integers(0, 4, 12)", "integers(0, 4, 12 + rank)"))
-    (problem,) = report.problems
-    message = (
-        "batch(0, 1): must have the shapes of rank 0, {'x': (12, 3), 'y': (12,)}, and has {'x': (13, 3), 'y': (13,)}"
-    )
-    assert (problem.side, problem.message) == ("jax", message)
-
-
 OF_FLAX = """
 def flax_batch(step, rank):
     found = torch_batch(step, rank)

@@ -47,6 +47,14 @@ optimizer = "sgd"
 """
 
 
+# Ranks have 12, 6, ... examples at every other step, and all have 12 at the others.
+UNEQUAL: Change = (
+    """    return {"x": rng.normal(1, 1, (12, 3)), "y": rng.integers(0, 4, 12)}""",
+    """    size = 12 // (1 + rank * (step % 2 == 0))
+    return {"x": rng.normal(1, 1, (size, 3)), "y": rng.integers(0, 4, size)}""",
+)
+
+
 def replaced(text: str, *changes: Change) -> str:
     """Return a text with pieces replaced, each of which it must have."""
     for old, new in changes:

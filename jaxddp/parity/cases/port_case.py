@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.errors import InputError
+from jaxddp.parity.case_interface import UnequalBatches
 from jaxddp.parity.jax_side.draws import serving
 from jaxddp.parity.jax_side.side import JaxSide, side_of_port
 from jaxddp.parity.port import Port, PortSource
@@ -64,23 +65,37 @@ class PortCase:
         return dataclasses.replace(self, dtype=dtype)
 
     def batches(self) -> Iterator[MicroBatches]:
-        """Yield every step's micro-batches, leaves (world_size, ...).
+        """Yield every step's micro-batches, leaves (world_size, ...), or for ranks of unequal shapes `UnequalBatches`.
 
         Raises:
-            InputError: the batches of two replicas differ in shape.
+            InputError: the batches of two ranks have other entries.
         """
         for step in range(self.steps):
             of_ranks = [self.port.micro_batches(step, rank, "jax") for rank in range(self.world_size)]
-            _check_shapes(of_ranks, step)
-            yield _stacked(of_ranks, self.dtype)
+            shapes = [{name: x.shape for name, x in pieces[0].items()} for pieces in of_ranks]
+            for rank, of_rank in enumerate(shapes):
+                if of_rank.keys() != shapes[0].keys():
+                    names, given = (", ".join(sorted(x)) for x in (shapes[0], of_rank))
+                    raise InputError(f"batch({step}, {rank}): must have the entries of rank 0, {names}; has {given}")
+            yield _joined(of_ranks, [shapes.index(of_rank) for of_rank in shapes], self.dtype)
 
 
-def _check_shapes(of_ranks: list[list[Tensors]], step: int) -> None:
-    """Raise unless all replicas' batches have the same shapes: replicas run one program."""
-    first, *others = ({name: x.shape for name, x in pieces[0].items()} for pieces in of_ranks)
-    for rank, shapes in enumerate(others, start=1):
-        if shapes != first:
-            raise InputError(f"batch({step}, {rank}): must have the shapes of rank 0, {first}, and has {shapes}")
+def _joined(of_ranks: list[list[Tensors]], firsts: list[int], dtype: str) -> MicroBatches:
+    """Stack the micro-batches of all ranks, those of several shapes as `UnequalBatches`.
+
+    Args:
+        of_ranks: each rank's micro-batches.
+        firsts: for each rank, the first rank whose batch has its shape.
+        dtype: dtype of floating-point arrays.
+    """
+    distinct = sorted({*firsts})
+    # In the arrays of one shape, a rank of another has the rows of the first rank of this one.
+    ranks = [[rank if of_rank == first else first for rank, of_rank in enumerate(firsts)] for first in distinct]
+    heads, lasts, _ = zip(*(_stacked([of_ranks[rank] for rank in row], dtype) for row in ranks), strict=True)
+    if len(distinct) == 1:
+        return MicroBatches(heads[0], lasts[0])
+    which = tuple(map(distinct.index, firsts))
+    return MicroBatches(UnequalBatches(heads, which) if heads[0] else None, UnequalBatches(lasts, which))
 
 
 def _stacked(of_ranks: list[list[Tensors]], dtype: str) -> MicroBatches:

@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxddp.errors import listed
 from jaxddp.parity.fingerprints import Fingerprints, identifying, together
+from jaxddp.parity.records import NO_EXAMPLE
 
 SHOWN = 4  # rows and replicas listed
 
@@ -26,9 +27,10 @@ def examples_in_words(expected: Fingerprints, mapped: Fingerprints) -> str:
     """
     expected, mapped = identifying(expected, mapped)
     same_names = expected.keys() == mapped.keys()
-    sizes = [next(iter(side.values())).shape for side in (expected, mapped)]
-    if sizes[0] != sizes[1]:
-        return f"{sizes[1][1]} examples per replica in jax, {sizes[0][1]} in torch"
+    of_sides = [next(iter(side.values())) for side in (expected, mapped)]
+    if of_sides[0].shape != of_sides[1].shape:
+        sizes = ["at most " * bool((x == NO_EXAMPLE).any()) + f"{x.shape[1]}" for x in of_sides]
+        return f"{sizes[1]} examples per replica in jax, {sizes[0]} in torch"
     entries = [name for name in expected if same_names and (expected[name] != mapped[name]).any()]
     of_torch, of_jax = together(expected, entries), together(mapped, entries)
     what = " and ".join(f'"{name}"' for name in entries) if 0 < len(entries) < len(expected) else "the examples"

@@ -1,7 +1,7 @@
 """A case's step as a compiled program, and the records of its outputs."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -21,7 +21,7 @@ from jaxddp.parity.jax_side.custom_step import CustomStep
 from jaxddp.parity.jax_side.side import JaxSide, optimizer_tensors
 from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.port.draws import examples_of
-from jaxddp.parity.records import Tensors
+from jaxddp.parity.records import Tensors, stacked
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step.replica_step import ReplicaStep
 
@@ -201,9 +201,9 @@ def record_of(stages: Stages, side: JaxSide, batch: MicroBatches, excerpts_of: E
         differing = {name for name, x in value.items() if not local and _differs(x, world_size)}
         ranks = range(world_size if local or differing else 1)
         of_ranks, norms = zip(*(excerpts_of(stage, rank, slices_of(value, rank)) for rank in ranks), strict=True)
-        of_all = _stacked(of_ranks)
+        of_all = stacked(of_ranks)
         record[stage] = of_all if local else of_ranks[0]
-        of_stage = _stacked(norms) if local else norms[0]
+        of_stage = stacked(norms) if local else norms[0]
         record["local_norms" if local else "norms"] |= {f"{stage}:{name}": norm for name, norm in of_stage.items()}
         record["spread"] |= {f"{stage}:{name}": x for name, x in of_all.items() if differing and _differs(x, len(x))}
     if clips_not(side.replica_step) and "gradients" in record:
@@ -219,7 +219,7 @@ def clips_not(step: Any) -> bool:
 
 def _samples(batch: MicroBatches, world_size: int) -> Tensors:
     of_ranks = [list(map(examples_of, micro_batches_of(batch, rank))) for rank in range(world_size)]
-    return _stacked([fingerprints(micro_batches) for micro_batches in of_ranks])
+    return stacked([fingerprints(micro_batches) for micro_batches in of_ranks])
 
 
 def slices_of(arrays: Mapping[str, Any], rank: int) -> dict[str, np.ndarray]:
@@ -232,10 +232,6 @@ def _slice(value: Any, rank: int) -> np.ndarray:
         of_replica = next(shard for shard in value.addressable_shards if (shard.index[0].start or 0) == rank)
         return np.asarray(of_replica.data)[0]
     return np.asarray(value)[rank]
-
-
-def _stacked(of_each: Sequence[Tensors]) -> Tensors:
-    return {name: np.stack([tensors[name] for tensors in of_each]) for name in of_each[0]}
 
 
 def _differs(value: Any, world_size: int) -> bool:

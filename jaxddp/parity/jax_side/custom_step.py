@@ -118,4 +118,4 @@ def _joined(batch: MicroBatches) -> Batch:
     """Return the batch with its micro-batches joined, leaves (B, ...), or (A, B / A, ...) with micro-batches."""
     if batch.head is None:
         return batch.last
-    return {name: jnp.concatenate([head, batch.last[name][None]]) for name, head in batch.head.items()}
+    return jax.tree.map(lambda head, last: jnp.concatenate([head, last[None]]), batch.head, batch.last)

@@ -14,12 +14,12 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn.functional import LocalLoss
 from jaxddp.nn.losses import Batch
-from jaxddp.parity.case_interface import AnyCase, Trajectory
+from jaxddp.parity.case_interface import AnyCase, Trajectory, UnequalBatches, micro_batches_of
 from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.jax_side.checked_step import replicas_of
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.records import Record, Tensors
+from jaxddp.parity.records import Record, Tensors, scaled_by
 from jaxddp.state import Buffers, Params
 
 
@@ -45,6 +45,10 @@ def micro_records(case: AnyCase, reference: Trajectory, steps: Sequence[int]) ->
             def gradients_at(state: Arrays, batch: MicroBatches = batch) -> tuple[np.ndarray, Tensors]:
                 params, buffers = map(replicas.replicate, side.from_torch(state))
                 counts, sums = replicas.gather(of_replica(params, buffers, replicas.shard(replicas.local(batch))))
+                if isinstance(batch.last, UnequalBatches) and (counts == 1).all():  # the losses are means
+                    of_ranks = [micro_batches_of(batch, rank) for rank in range(case.world_size)]
+                    counts = np.array([[len(next(iter(x.values()))) for x in pieces] for pieces in of_ranks])
+                    sums = {name: scaled_by(counts, x) for name, x in sums.items()}
                 return counts, _named(sums, side.to_torch)
 
             counts, sums = gradients_at(reference.before(number))

@@ -16,6 +16,7 @@ from jaxddp.distributed.collectives import AXIS_NAME
 from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.jax_side.checked_step import side_of
 from jaxddp.parity.jax_side.equations import body_of, lines_of
+from jaxddp.parity.jax_side.unequal_batches import COLLECTIVES
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.operations import SourceLine
 from jaxddp.parity.port import PortFile
@@ -23,7 +24,6 @@ from jaxddp.parity.port.draws import DrawnSource
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.user_code.homes import home_of, line_of_function
 
-COLLECTIVES = ("psum", "all_gather", "reduce_scatter", "psum_scatter", "ppermute", "all_to_all")
 MEAN = "mean over the replicas"
 
 

@@ -25,6 +25,7 @@ from jaxddp.optim.groups import Grouped
 from jaxddp.parity.convert import Converter, under_all_names
 from jaxddp.parity.jax_side.custom_step import CustomStep, ModelTrees
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep, multi_loss_step
+from jaxddp.parity.jax_side.unequal_batches import of_own_batch
 from jaxddp.parity.jax_side.widened import Context, can_run, in_float64, wide_optimizer, within
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Port
@@ -105,7 +106,7 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
 
     def step_within(context: Context) -> ReplicaStep | CustomStep | MultiLossStep:
         if port.torch_step is None:
-            return _step_of_port(port, model, functional, within(context, local_loss), steps, wide)
+            return _step_of_port(port, model, functional, of_own_batch(within(context, local_loss)), steps, wide)
         assert port.flax_step is not None, "checked by Port"
         return multi_loss_step(functional, within(context, port.flax_step), port.flax_optimizer)
 

@@ -90,7 +90,7 @@ class Port:
         batch: (step, rank) -> one replica's examples of one optimizer step, arrays by name, for both frameworks; see
             `jaxddp.data.batches.to_arrays`.
         torch_batch, flax_batch: replace `batch` if each framework has its own loader; examples are matched by their
-            values, or by an entry "ids" if both have one.
+            values, or by an entry "ids" if both have one that is an integer for each example.
         optimizer: for both sides, a name in `jaxddp.config.choices.OPTIMIZERS`, or a `TrainerConfig` with options and
             a schedule; None: each side has its own.
         torch_step: (module, optimizers, batch of tensors) -> the loss, or losses by name, after taking one step; for

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.fingerprints import fingerprints
+from jaxddp.parity.fingerprints import fingerprints, number_of_examples
 
 SKETCHES = 2  # projections of an example's values
 PLAIN, SORTED, HASH = "plain", "sorted", "hash"
@@ -14,7 +14,7 @@ Entries = dict[str, np.ndarray]
 
 
 def entries_of(batch: Any) -> Entries:
-    """Return the arrays of a batch that have one row per example, by name or place.
+    """Return the arrays of a batch that have one row per example, by name or place; see `number_of_examples`.
 
     Args:
         batch: an array or tensor, a mapping, a sequence, or any nesting of these; all else in it is ignored.
@@ -23,7 +23,7 @@ def entries_of(batch: Any) -> Entries:
     {'0': (4, 3), '1.label': (4,)}
     """
     found = {name: x for name, x in _arrays(batch, ()) if x.ndim and x.dtype.kind in "biuf"}
-    rows = len(next(iter(found.values()))) if found else 0
+    rows = number_of_examples(found) if found else 0
     return {name: x for name, x in found.items() if len(x) == rows}
 
 

@@ -178,7 +178,7 @@ class Recorder:
 
         Args:
             batch: this process's examples: an array, or any nesting of mappings and sequences of arrays with one row
-                per example; an entry "ids" alone identifies them.
+                per example; an entry "ids" that has an integer for each alone identifies them.
             loss: this process's loss, a scalar; JAX under `stacked`: one per replica.
             values: JAX: `grads`, what the optimizer got, and if the loop has them `local_grads`, before the mean over
                 the replicas, `clipped_grads`, `updates`, `params`, `buffers` or `batch_stats`, and `opt_state`, all

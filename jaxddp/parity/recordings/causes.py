@@ -30,7 +30,7 @@ from jaxddp.parity.recordings.judge import coarseness
 from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import Numbers, sizes_of
-from jaxddp.parity.records import Tensors, stage_norm
+from jaxddp.parity.records import Tensors, scaled_by, stage_norm
 
 __all__ = [
     "Updates",
@@ -267,9 +267,16 @@ def _reduction_step(step: RecordedStep) -> ReductionStep:
         for name, x in step["gradients"].items()
         if name in local
     }
-    of_replicas = {name: local[name] for name in shown}
-    sums = {name: x[:, None] for name, x in of_replicas.items()}
-    return ReductionStep(np.ones((replicas, 1)), sums, None, {"local_gradients": of_replicas, "gradients": shown})
+    made = _of_means(step, local, shown)
+    return replace(made, shown={"local_gradients": {name: local[name] for name in shown}, **made.shown})
+
+
+def _of_means(step: RecordedStep, local: Tensors, shown: Tensors) -> ReductionStep:
+    """Return a step from its ranks' gradients, which are means over their examples, and from what was made of them."""
+    ranks = len(next(iter(local.values())))
+    counts = np.array(step.sizes if len(step.sizes) == ranks else [1] * ranks, float)[:, None]
+    sums = {name: scaled_by(counts, x[:, None].astype(float)) for name, x in local.items() if name in shown}
+    return ReductionStep(counts, sums, None, {"gradients": {name: shown[name] for name in sums}})
 
 
 def of_gradients(
@@ -291,6 +298,10 @@ def of_gradients(
         apart = {name: x.mean(0) - expected[name] for name, x in received.items() if name in expected}
         penalised.append((apart, {name: params[name].astype(float) for name in apart}, stage_norm(expected)))
     ruling = explain_received(steps, sizes_of(torch[0], replicas), floor)
+    if not ruling.named and all(len({*step.sizes}) > 1 and step["local_gradients"] for step in torch):
+        pairs = zip(torch, (received for received, _ in steps), strict=False)
+        of_means = [_of_means(x, alignment.of_torch(x["local_gradients"], axes=1), jax) for x, jax in pairs]
+        ruling = explain_reduction(of_means, ReductionRecipe(), floor=floor)
     return ruling if ruling.named else decide(_penalties(penalised, floor), floor)
 
 

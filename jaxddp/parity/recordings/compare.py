@@ -27,7 +27,7 @@ from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.own_updates import changed_state, foreign_cause, own_updates
 from jaxddp.parity.recordings.remarks import are_paired, outside_cause, remarks
 from jaxddp.parity.recordings.run import EPSILONS, Recording
-from jaxddp.parity.recordings.samples import numbered
+from jaxddp.parity.recordings.samples import dealt_otherwise, numbered
 from jaxddp.parity.report.report import Report
 
 NEEDS = (
@@ -185,6 +185,9 @@ class Comparison:
             return
         index = self._judgement.numbers.index(located.step)
         torch, jax = (side[index] for side in self._examples)
+        if sizes := dealt_otherwise(self._torch[index], self._jax[index]):
+            yield _difference("samples", located, detail=f"the replicas have {sizes}")
+            return
         detail = causes.samples_in_words(torch, jax)
         contiguous_steps = len(contiguous(self._judgement.numbers))
         shapes = {x.shape for side in self._examples for step in side for x in step.values()}

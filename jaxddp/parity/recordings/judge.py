@@ -19,7 +19,7 @@ from jaxddp.parity.recordings.judgement import TIPPED, RecordedJudgement, locate
 from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.running_means import running_means
-from jaxddp.parity.recordings.samples import Numbers
+from jaxddp.parity.recordings.samples import Numbers, dealt_otherwise
 from jaxddp.parity.records import Tensors, relative, stage_norm
 
 # Largest residual that counts as equal, in units of the precision in which the less precise side computes.
@@ -92,6 +92,8 @@ class Judge:
             share = 0.0
             if self._examples[0][index]:
                 share = differing_share(self._examples[0][index], self._examples[1][index])
+                if dealt_otherwise(torch, jax):
+                    share = 1.0
                 judgement.note("samples", index, {"examples": share}, 0.0, True)
             judgement.same_examples.append(share == 0)
             highest = max(highest, float(torch.notes["groups"][0]["lr"]))

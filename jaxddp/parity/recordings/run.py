@@ -24,16 +24,26 @@ class RecordedStep:
         self.number, self.notes, self._parts = number, parts[0].lines[number], parts
 
     def __getitem__(self, stage: str) -> Tensors:
-        """Return a stage's tensors, {} if the step does not show it; local ones (replicas, ...)."""
+        """Return a stage's tensors, {} if the step does not show it; local ones (replicas, ...).
+
+        Examples of unequal batches are those of one replica: rank 0's come first.
+        """
         if stage not in LOCAL:
             return self._files[0].get(stage, {})
         of_ranks = [file.get(stage, {}) for file in self._files]
-        shapes = [{name: x.shape[1:] for name, x in of_rank.items()} for of_rank in of_ranks]
-        if any(other != shapes[0] for other in shapes):
-            if stage == "samples":
-                raise InputError(f"{self._parts[0].folder.parent}: step {self.number}: ranks have unequal batches")
+        axis = int(stage == "samples" and len({*self.sizes}) > 1)
+        if axis:
+            of_ranks = [{name: x.reshape(1, -1, *x.shape[2:]) for name, x in of_rank.items()} for of_rank in of_ranks]
+        shapes = [{name: x.shape[axis + 1 :] for name, x in of_rank.items()} for of_rank in of_ranks]
+        if any(of_rank != shapes[0] for of_rank in shapes):
             return {}
-        return {name: np.concatenate([of_rank[name] for of_rank in of_ranks]) for name in of_ranks[0]}
+        return {name: np.concatenate([of_rank[name] for of_rank in of_ranks], axis) for name in of_ranks[0]}
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of examples, of each replica; [] if no entry of the batch was recorded."""
+        samples = [next(iter(file.get("samples", {}).values()), None) for file in self._files]
+        return [x.shape[1] for x in samples if x is not None for _ in x]
 
     @cached_property
     def _files(self) -> list[dict[str, Tensors]]:

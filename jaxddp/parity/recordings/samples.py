@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jaxddp.errors import listed
 from jaxddp.parity.recorder.batches import HASH, PLAIN, SORTED
 from jaxddp.parity.recordings.run import RecordedStep
 
@@ -36,6 +37,15 @@ def numbered(
             for of_step, x in zip(numbers, values, strict=True):
                 of_step[name] = x
     return of_torch, of_jax
+
+
+def dealt_otherwise(torch: RecordedStep, jax: RecordedStep) -> str:
+    """Describe how many examples the replicas of both sides have, if unequal and not the same; "": they are."""
+    sizes = torch.sizes, jax.sizes
+    if len(sizes[0]) != len(sizes[1]) or sizes[0] == sizes[1] or max(map(len, map(set, sizes))) == 1:
+        return ""
+    of_torch, of_jax = (listed([*map(str, of_side)], 8, ", ") for of_side in sizes)
+    return f"{of_torch} examples in torch, {of_jax} in jax"
 
 
 def _entries(steps: Sequence[RecordedStep]) -> dict[str, Sequence[object]]:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from jaxddp.parity.fingerprints import differing_share, differing_shares, fingerprints
+from jaxddp.parity.recorder.batches import entries_of
 
 NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 IMAGES = arrays.arrays("float32", arrays.array_shapes(min_dims=3, max_dims=4, max_side=4), elements=NUMBERS)
@@ -131,3 +132,14 @@ def test_ids_that_are_no_vector_of_integers_are_an_entry_like_any_other(ids: np.
 
     assert differing_share(of_replicas(ids), of_replicas(ids)) == 0
     assert differing_share(of_replicas(ids), of_replicas(ids[::-1])) == 1
+
+
+def test_a_vector_of_another_length_than_the_other_entries_identifies_no_examples() -> None:
+    batch = {"ids": np.arange(2), "edges": np.ones((5, 2)), "kinds": np.arange(5)}
+    result = fingerprints([batch])
+    assert {name: x.shape for name, x in result.items()} == {"edges": (5,), "kinds": (5,)}
+    assert entries_of(batch).keys() == {"edges", "kinds"}
+    one = {name: x[None] for name, x in result.items()}
+    assert differing_share(one, one | {"kinds": one["kinds"][:, ::-1]}) == 0.8
+    of_graphs = {"graphs": np.arange(2), "edges": np.ones((5, 2)), "ids": np.arange(2)}  # several lengths: the first
+    assert fingerprints([of_graphs]).keys() == entries_of(of_graphs).keys() == {"graphs", "ids"}

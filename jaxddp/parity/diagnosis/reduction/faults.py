@@ -78,6 +78,9 @@ def edits(
     if "local_gradients" in first.shown:
         yield fitted(kind="local", what="local gradients times", change=_times("local_factor"))
         yield fitted(kind="factor", what="reduced gradients times", change=_times("factor"))
+        if world_size > 1:
+            says = "the mean over the replicas weighs them by their elements, the reference weighs them alike"
+            yield _edit("reduction", "global_mean", says, weighted=True)
     else:  # to scale either is the same
         yield fitted(kind="local", what="gradients times", change=_times("local_factor"))
     yield from _reduction_edits(world_size)

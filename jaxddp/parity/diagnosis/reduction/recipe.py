@@ -9,6 +9,7 @@ import numpy as np
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.diagnosis.micro_batches import MICRO_BATCH, weights
 from jaxddp.parity.diagnosis.reduction.wires import mean_of
+from jaxddp.parity.records import scaled_by
 
 Tensors = Mapping[str, np.ndarray]
 SHOWN = ("local_gradients", "gradients", "clipped_gradients")
@@ -48,6 +49,7 @@ class ReductionRecipe:
         local_factor, factor: factors of the local and of the reduced gradients.
         summed_at_once: every replica's local gradient is the sum of all, as with shard_map's check_vma.
         synchronised: gradients are averaged over the replicas.
+        weighted: each replica weighs as much as its elements in this average.
         wire: dtype between the replicas, see `wires.WIRES`.
         clipping: how gradients are clipped.
         clip_first: each replica clips its local gradients before they are averaged.
@@ -67,6 +69,7 @@ class ReductionRecipe:
     factor: float = 1.0
     summed_at_once: bool = False
     synchronised: bool = True
+    weighted: bool = False
     wire: str = ""
     clipping: Clipping = NOT_CLIPPED
     clip_first: bool = False
@@ -91,9 +94,9 @@ class ReductionRecipe:
                 n: _everywhere(v[:, together].sum(1)) + v[:, np.logical_not(together)].sum(1) for n, v in micro.items()
             }
         elif self.clip_first:
-            gradients = self._reduced(self._clipped(local, local, step))
+            gradients = self._reduced(self._clipped(local, local, step), step.counts)
         else:
-            gradients = self._reduced(local)
+            gradients = self._reduced(local, step.counts)
         gradients |= {name: gradients[other].reshape(gradients[name].shape) for name, other in self.aliases}
         clipped = gradients if self.clip_first else self._clipped(gradients, local, step)
         return {"local_gradients": local, "gradients": gradients, "clipped_gradients": clipped}
@@ -102,13 +105,14 @@ class ReductionRecipe:
         """Return each micro-batch's share of its replica's gradient, (W, A, ...)."""
         with np.errstate(divide="ignore", invalid="ignore"):  # a micro-batch without a label has the mean 0/0
             factors = weights(self.over, counts) * (1 if self.divide else counts.shape[1])
-            return sums * factors.reshape(*counts.shape, *(1,) * (sums.ndim - 2))
+            return scaled_by(factors, sums)
 
-    def _reduced(self, local: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _reduced(self, local: dict[str, np.ndarray], counts: np.ndarray) -> dict[str, np.ndarray]:
         kept = self.not_averaged if self.synchronised else local.keys()
+        shares = counts.sum(1) * (len(counts) / counts.sum()) if self.weighted else np.ones(len(counts))
         return {
-            name: self.factor * (value if name in kept else _everywhere(value, self.wire))
-            for name, value in local.items()
+            name: self.factor * (x if name in kept else _everywhere(scaled_by(shares, x), self.wire))
+            for name, x in local.items()
         }
 
     def _clipped(
@@ -120,7 +124,7 @@ class ReductionRecipe:
         of_replicas = self.clip_by == "own" or self.clip_first or not self.synchronised
         norms = _norms(local if self.clip_by == "own" else gradients, self.twice)
         share = self.clipping.factor((step.local_beyond if of_replicas else step.beyond) * norms)
-        scaled = {name: value * share.reshape(-1, *(1,) * (value.ndim - 1)) for name, value in gradients.items()}
+        scaled = {name: scaled_by(share, value) for name, value in gradients.items()}
         return {name: self.clipping.by_value(value) for name, value in scaled.items()}
 
     def with_clipping(self, **fields: Any) -> "ReductionRecipe":

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxddp.parity.compare.examples import examples_in_words
+from jaxddp.parity.records import NO_EXAMPLE
 
 BATCH = np.array([[3, 1, 4], [7, 6, 5]], "uint64")  # fingerprints of two replicas' examples
 
@@ -12,6 +13,7 @@ BATCH = np.array([[3, 1, 4], [7, 6, 5]], "uint64")  # fingerprints of two replic
     ("flax", "expected"),
     [
         ([[3, 1], [7, 6]], "2 examples per replica in jax, 3 in torch"),
+        ([[3, 1], [7, NO_EXAMPLE]], "at most 2 examples per replica in jax, 3 in torch"),  # 2 and 1
         ([[4, 3, 1], [7, 6, 5]], "the examples of replica 0, all rows: rolled by 1 row"),
         ([[1, 4, 3], [6, 5, 7]], "the examples of all replicas, all rows: rolled by -1 row"),
         ([[1, 4, 9], [6, 5, 8]], "the examples of all replicas, all rows: each row has the next one's values"),

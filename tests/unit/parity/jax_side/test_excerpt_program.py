@@ -18,7 +18,7 @@ from jaxddp.parity.jax_side.excerpt_program import FREE, excerpt_program
 from jaxddp.parity.jax_side.recorded_runs import forced_records, free_records
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.records import Record
-from tests.support.small_port import Change, own_optimizers, step, wide, write
+from tests.support.small_port import UNEQUAL, Change, own_optimizers, step, wide, write
 
 WIDE = wide(400)  # with one tensor of which records hold an excerpt
 STEPS = 2
@@ -68,8 +68,9 @@ def assert_same(ours: Record, theirs: Record, stages: Mapping[str, Any] | tuple[
         ([], step(), ()),
         ([], step(DIVERGES), ()),
         ([], step(GROUPS), ()),
+        ([UNEQUAL], "", ()),
     ],
-    ids=["adamw", "clips", "frozen", "own step", "own step that diverges", "own step with groups"],
+    ids=["adamw", "clips", "frozen", "own step", "own step that diverges", "own step with groups", "unequal"],
 )
 def test_forced_records_are_those_of_a_small_model(
     changes: list[Change], more: str, lacks: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
