@@ -245,7 +245,7 @@ def _free_running(runs: Runs, evidence: Evidence, searches: InterruptibleSearche
     """Compare both sides on their own, over the steps of the evidence."""
 
     def compared(records: Records) -> dict[str, StageResult]:
-        return free_running(runs.start, runs.torch, records, len(evidence.torch), rounding)
+        return free_running(runs.start, runs.torch, records, len(evidence.torch), rounding, runs.summands)
 
     rounding = evidence.judgement.rate_rounding
     free = compared(runs.free)

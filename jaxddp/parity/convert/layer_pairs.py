@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from jaxddp.parity.convert.layouts import EMBEDDINGS, NORMS, Shape, Shapes, squeezed
 from jaxddp.parity.convert.pieces import PROJECTIONS
 from jaxddp.parity.convert.similar_names import pair_off
+from jaxddp.parity.port.rules import Rule
 from jaxddp.parity.records import COUNTER
 
 Kind = tuple[str, Shape]  # kind of a layer, and the sizes of its arrays; of a bare array, its shape
@@ -31,6 +32,7 @@ class Unpaired:
         torch: names of torch tensors, in the order of their layers' use.
         shapes, tensors: shapes of jax's arrays and of torch's tensors.
         modules: torch's modules by name.
+        rules: names of torch's that stand for a rule.
     """
 
     jax: Sequence[str]
@@ -38,6 +40,7 @@ class Unpaired:
     shapes: Shapes
     tensors: Shapes
     modules: Mapping[str, nn.Module]
+    rules: Mapping[str, Rule] = field(default_factory=dict)
 
     def with_projections(self) -> "Unpaired":
         """Return the arrays with those of torch's attentions as layers query, key, value and out."""

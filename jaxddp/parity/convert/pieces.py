@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import nn
@@ -49,6 +49,7 @@ class Piece:
         order: order of the jax array's axes, "(in, out)", where its shape does not show it; "": it does.
         other_axes: axes of the tensor in another order that jax's array may have: neither its shape nor the
             convention of its name nor a layer of the same class shows which; (): one does.
+        is_summand: the tensor is added to that of an earlier piece; see `jaxddp.parity.sums`.
     """
 
     jax: str
@@ -62,11 +63,12 @@ class Piece:
     layouts: Layouts = field(compare=False)
     order: str = ""
     other_axes: Shape = ()
+    is_summand: bool = False
 
     @property
     def torch_name(self) -> str:
         """Name of the tensor, with the outputs if the piece is a part of it."""
-        return self.torch + text_of(self.torch_outputs)
+        return ("+ " if self.is_summand else "") + self.torch + text_of(self.torch_outputs)
 
     @property
     def jax_name(self) -> str:
@@ -120,7 +122,8 @@ class Pieces:
         for place in np.ndindex(shape[:depth]):
             numbers = [self._numbers(layer, place) for layer in entry.rule.layers]
             targets = [self._target(path, jax, shape) for path in entry.paths(numbers)]
-            yield from self._of_layer(jax, shape[depth:], place, targets, entry)
+            of_layer = self._of_sum if entry.rule.summands else self._of_layer
+            yield from of_layer(jax, shape[depth:], place, targets, entry)
 
     def _check_count(self, jax: str, shape: Shape, entry: Entry) -> None:
         """Raise unless torch has as many layers as jax's stack."""
@@ -194,6 +197,28 @@ class Pieces:
             )
             for target, some in zip(targets, outputs, strict=True)
         ]
+
+    def _of_sum(
+        self, jax: str, shape: Shape, place: tuple[int, ...], targets: list[Target], entry: Entry
+    ) -> Iterator[Piece]:
+        """Yield the pieces of an array that is a sum: the longest vector, if possible one that learns, and the others.
+
+        The gradient of the sum is read off the first.
+        """
+        if others := [target for target in targets if len(target.shape) != 1]:
+            raise NoTwinError(f"torch's {others[0].name} {others[0].shape} must be a vector")
+        pairs = zip(targets, entry.rule.summands, strict=True)
+        targets = [one if rule.part is None else one.part(rows_of_part(rule, one)) for one, rule in pairs]
+        targets.sort(key=lambda target: (-target.shape[0], not target.learns))
+        (first,) = self._of_layer(jax, shape, place, targets[:1], entry)
+        yield first
+        for target in targets[1:]:
+            if target.learns > targets[0].learns:
+                raise NoTwinError(f"torch's {first.torch} is frozen, and {target.name} is not")
+            rows = None if target.shape == targets[0].shape else np.arange(target.shape[0])
+            ends = index_of(rows, 0), index_of(target.rows, 0)
+            names = {"torch": target.name, "torch_shape": target.shape}
+            yield replace(first, **names, jax_outputs=ends[0], torch_outputs=ends[1], is_summand=True)
 
     def _layouts(
         self, jax: str, shape: Shape, torch: Shape, target: Target, entry: Entry

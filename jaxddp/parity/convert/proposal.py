@@ -10,11 +10,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from torch import nn
+
 from jaxddp.errors import listed
 from jaxddp.parity.convert.layer_pairs import OF_FLAX, Kind, Pairs, Unpaired, paired_arrays, paired_layers
-from jaxddp.parity.convert.layouts import Shape
+from jaxddp.parity.convert.layouts import RECURRENT, Shape
 from jaxddp.parity.convert.lines import Table, folded
-from jaxddp.parity.port.rules import NUMBER, Names, Rule, fused, part
+from jaxddp.parity.port.rules import NUMBER, Names, Rule, fused, part, summed
 
 Group = tuple[tuple[str, ...], tuple[str, ...]]  # layers of jax and of torch that are one another
 
@@ -64,10 +66,12 @@ def propose(unpaired: Unpaired, tied: Mapping[str, str], fits: Callable[[Table],
     """
     once = replace(unpaired, torch=[name for name in unpaired.torch if name not in tied])
     several = [unpaired, once] if once != unpaired else [unpaired]
+    summed_up = _with_sums(once)
     ways = [(one, paired_layers(one)) for each in several for one in _with_stacks(each)]
     ways.sort(key=lambda way: bool(way[1].jax or way[1].torch))  # first those without fused layers
     others = unpaired.shapes.keys() - {*unpaired.jax}
-    by_array = ((one, paired_arrays(one)) for each in several for one in _with_stacks(each))
+    singly = [*several, summed_up] if summed_up.rules else several
+    by_array = ((one, paired_arrays(one)) for each in singly for one in _with_stacks(each))
     for one, pairs in itertools.chain(ways, by_array):
         orders = [order for order in _orders(one, pairs) if fits(_narrowed({**pairs.pairs, **order}, one))]
         if orders:
@@ -91,7 +95,7 @@ def _narrowed(lines: Table, unpaired: Unpaired) -> Table:
         arrays = [name for name in direct if name.rpartition(".")[2] in OF_FLAX] or direct
         tensors = [name for name in unpaired.tensors if name.rpartition(".")[0] == torch]
         is_alone = len(inside) > len(arrays) == len(tensors) == 1
-        narrowed |= {arrays[0]: tensors[0]} if is_alone else {jax: torch}
+        narrowed |= {arrays[0]: tensors[0]} if is_alone else {jax: unpaired.rules.get(torch, torch)}
     return narrowed
 
 
@@ -113,6 +117,29 @@ def _with_stacks(unpaired: Unpaired) -> Iterator[Unpaired]:
     for number in range(len(stacks) + 1):
         for chosen in itertools.combinations(stacks, number):
             yield _stacked(unpaired, chosen)
+
+
+def _with_sums(unpaired: Unpaired) -> Unpaired:
+    """Return the arrays with the two biases of torch's recurrent layers as one, and what a GRU keeps of the second.
+
+    >>> arrays = Unpaired([], ["bias_ih", "bias_hh"], {}, {"bias_ih": (12,), "bias_hh": (12,)}, {"": nn.GRUCell(3, 4)})
+    >>> _with_sums(arrays).rules["bias_ih"], _with_sums(arrays).rules["bias_hh"]
+    (summed("bias_ih", part("bias_hh", 0, of=(8, 4))), part("bias_hh", 1, of=(8, 4)))
+    """
+    torch, tensors, rules = [*unpaired.torch], dict(unpaired.tensors), dict[str, Rule]()
+    for name in unpaired.torch:
+        module, first = unpaired.modules.get(name.rpartition(".")[0]), name.replace("bias_hh", "bias_ih")
+        if name == first or first not in torch or not isinstance(module, RECURRENT):
+            continue
+        if isinstance(module, nn.GRU | nn.GRUCell):
+            size = tensors[name][0] // 3
+            tensors[name] = (size,)
+            added, rules[name] = (part(name, index, of=(2 * size, size)) for index in (0, 1))
+            rules[first] = summed(first, added)
+        else:
+            torch.remove(name)
+            rules[first] = summed(first, name)
+    return replace(unpaired, torch=torch, tensors=tensors, rules=rules)
 
 
 def _stacks(unpaired: Unpaired) -> list[str]:

@@ -175,7 +175,8 @@ def _job(evidence: Evidence) -> ForwardDiagnosis:
     everyone, same = tuple(range(evidence.case.world_size)), evidence.judgement.same_examples
     steps = tuple(step for step, ranks in enumerate(same) if len(ranks) == len(everyone) and not evidence.is_large)
     paths = evidence.start, evidence.torch_folder, evidence.jax_folder
-    return ForwardDiagnosis(evidence.case.torch_source, True, False, steps, *paths, len(everyone), everyone)
+    job = ForwardDiagnosis(evidence.case.torch_source, True, False, steps, *paths, len(everyone), everyone)
+    return replace(job, summands=evidence.summands)
 
 
 def _of_tensors(ruling: Ruling, names: Sequence[str]) -> Ruling:

@@ -42,7 +42,7 @@ class JaxSide:
         replica_step: the step, with its optimizer.
         to_torch: maps jax arrays, or their gradients, to torch's names and layouts; with `jax.numpy` as its second
             argument, within a program.
-        from_torch: maps torch's tensors to parameters and buffers.
+        from_torch: maps torch's tensors to parameters and buffers; gradients with `adds=False`, see `Converter.to_jax`.
         given: stage of the reference whose gradients the optimizer is given in a forced run.
         start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
         restore: state -> state, saving and loading, called after `restore_at` steps; None: never.
@@ -53,7 +53,7 @@ class JaxSide:
 
     replica_step: ReplicaStep | CustomStep | MultiLossStep
     to_torch: Callable[..., dict[str, Any]]
-    from_torch: Callable[[Arrays], tuple[Params, Buffers]]
+    from_torch: Callable[..., tuple[Params, Buffers]]
     given: str = "clipped_gradients"
     start: Callable[[Params, int], Mapping[str, Any]] | None = None
     restore: Callable[[TrainState], TrainState] | None = None
@@ -83,7 +83,7 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> JaxSide
         assert library is np, "the step of a built-in model returns full tensors"
         return torch_weights.to_torch(arrays)
 
-    return JaxSide(step, to_torch, lambda tensors: torch_weights.from_torch(tensors, *like))
+    return JaxSide(step, to_torch, lambda tensors, adds=True: torch_weights.from_torch(tensors, *like))
 
 
 def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = (), wide: bool = False) -> JaxSide:
@@ -128,8 +128,8 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
         """Convert to torch's tensors, tied ones under their first name unless jax holds them as several arrays."""
         return {name: x for name, x in converter.to_torch(arrays, library).items() if name not in shared}
 
-    def from_torch(tensors: Arrays) -> tuple[Params, Buffers]:
-        converted = converter.to_jax(under_all_names(tensors, converter.tied))
+    def from_torch(tensors: Arrays, adds: bool = True) -> tuple[Params, Buffers]:
+        converted = converter.to_jax(under_all_names(tensors, converter.tied), adds)
         arrays = {name: jnp.asarray(x) for name, x in converted.items()} | without_twin
         return cast({name: arrays[name] for name in names}, dtype), cast({n: arrays[n] for n in buffers}, dtype)
 

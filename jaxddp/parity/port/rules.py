@@ -5,16 +5,18 @@
         "qkv": fused("q", "k", "v"),                  # one jax layer holds the outputs of three torch layers
         "query": part("c_attn", 0, of=3),             # a jax layer is the first third of torch's outputs
         "user": part("table", 0, of=(6040, 3706)),    # a jax table is the first 6040 rows of torch's
+        "cell.bias": summed("lstm.bias_ih_l0", "lstm.bias_hh_l0"),  # a cell with one bias, where torch has two
         "pos_embed": transposed("pos_embed", (1, 0, 2)),
         "Dense_0": flattened("fc1", (64, 7, 7)),      # torch flattens (C, H, W), jax (H, W, C)
     }
 
-Rules only permute elements, so gradients, updates and moments convert as the weights do. A name in a rule may contain
-"{}", too. Imports neither framework.
+Rules only permute elements, so gradients, updates and moments convert as the weights do; of a sum see
+`jaxddp.parity.sums`. A name in a rule may contain "{}", too. Imports neither framework.
 """
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxddp.errors import InputError, shortened
 
@@ -33,6 +35,7 @@ class Rule:
             None: (parts, outputs of each).
         axes: axes of torch's tensor in jax's order; None: the layout of torch's layer.
         image: shape (C, ...) of the image that torch flattens before the layer; jax flattens (..., C).
+        summands: torch's vectors, or parts of them, whose sum jax's array is; (): it is no sum.
     """
 
     layers: tuple[str, ...]
@@ -41,8 +44,12 @@ class Rule:
     heads: int | None = None
     axes: tuple[int, ...] | None = None
     image: tuple[int, ...] | None = None
+    summands: tuple["Rule", ...] = ()
 
     def __repr__(self) -> str:
+        if self.summands:
+            summands = (quoted(x.layers[0]) if x.part is None else repr(x) for x in self.summands)
+            return f"{summed.__name__}({', '.join(summands)})"
         names = ", ".join(map(quoted, self.layers))
         heads = "" if self.heads is None else f", heads={self.heads}"
         if self.axes is not None:
@@ -81,9 +88,7 @@ def fused(*layers: str, heads: int | None = None) -> Rule:
     rule = Rule(layers, heads=heads)
     if len(layers) < 2:
         raise InputError(f"names: {rule}: must name at least 2 layers")
-    if len({layer.count(NUMBER) for layer in layers}) > 1:
-        raise InputError(f"names: {rule}: all layers must have as many {NUMBER}")
-    return _with_heads(rule)
+    return _with_heads(_with_equal_depth(rule))
 
 
 def part(layer: str, index: int, of: int | tuple[int, ...], heads: int | None = None) -> Rule:
@@ -111,6 +116,25 @@ def part(layer: str, index: int, of: int | tuple[int, ...], heads: int | None = 
     if heads is not None and not isinstance(sizes, int):
         raise InputError(f"names: {rule}: heads needs equal parts, of={number}")
     return _with_heads(rule)
+
+
+def summed(*names: str | Rule) -> Rule:
+    """Map a jax vector to the sum of torch's, such as a cell's only bias to the two of torch's LSTM.
+
+    Args:
+        names: torch's vectors, or a `part` of one; a shorter one is added to the first elements.
+
+    Raises:
+        InputError: there are fewer than two, or another rule among them.
+
+    >>> summed("gru.bias_ih_l0", part("gru.bias_hh_l0", 0, of=(8, 4)))
+    summed("gru.bias_ih_l0", part("gru.bias_hh_l0", 0, of=(8, 4)))
+    """
+    summands = tuple(x if isinstance(x, Rule) else Rule((x,)) for x in names)
+    rule = Rule(tuple(x.layers[0] for x in summands), summands=summands)
+    if len(names) < 2 or any(x != replace(Rule(x.layers[:1]), part=x.part, of=x.of, heads=x.heads) for x in summands):
+        raise InputError(f"names: {rule}: must be at least 2 names, or parts")
+    return _with_equal_depth(rule)
 
 
 def transposed(name: str, axes: tuple[int, ...]) -> Rule:
@@ -151,7 +175,13 @@ def flattened(layer: str, shape: tuple[int, ...]) -> Rule:
     return rule
 
 
-RULES = (fused, part, transposed, flattened)
+RULES = (fused, part, summed, transposed, flattened)
+
+
+def _with_equal_depth(rule: Rule) -> Rule:
+    if len({layer.count(NUMBER) for layer in rule.layers}) > 1:
+        raise InputError(f"names: {rule}: all layers must have as many {NUMBER}")
+    return rule
 
 
 def _with_heads(rule: Rule) -> Rule:
@@ -179,10 +209,14 @@ def source(value: str | Rule) -> str:
 
 
 def rules_in(values: Iterable[str | Rule]) -> list[str]:
-    """Return the names of the functions that make these rules or texts of rules; ignore names of layers."""
+    """Return the names of the functions that make these rules or texts of rules; ignore names of layers.
+
+    >>> rules_in(["fc1", 'summed("a", part("b(", 0, of=3))'])
+    ['part', 'summed']
+    """
     known = {rule.__name__ for rule in RULES}
-    calls = (str(value).partition("(") for value in values)
-    return sorted({name for name, bracket, _ in calls if bracket and name in known})
+    calls = (re.findall(r"(\w+)\(", re.sub(r'"(\\.|[^"\\])*"', "", str(value))) for value in values)
+    return sorted(known.intersection(*[[name for of_value in calls for name in of_value]]))
 
 
 def check_names(names: Names) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxddp.errors import listed
 from jaxddp.parity.compare.clipping import (
     NOT_CLIPPED,
     Clipping,
@@ -31,6 +32,7 @@ from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, stage_norm, steps_in_memory
 
+SUM = "sum_moved_once"  # the fault of a sum whose summands torch moves
 LARGEST_ROUNDING = 1e-9  # of an update; coarser ones cannot support a name
 CLOSE = 1e-9  # relative; of norms
 NEAR = 1e-6  # residual of an update whose learning rate is in float32; measured: up to 2e-7, at the end of a cosine
@@ -55,11 +57,14 @@ def differing_update(evidence: Evidence) -> tuple[Located | None, list[Problem],
         what = "the optimizer of a flax_step is judged if torch.optim has it"
         message = f"{what}, and this is {evidence.summary.optimizer}"
         return None, [Problem("port", "update", f"not judged: {message}; see the residuals of the free run")], []
-    for step, of_step in enumerate(residuals, start=1):
+    twice = _moved_twice(evidence)
+    for step, (of_step, direct) in enumerate(zip(residuals, evidence.judgement.residuals["update"], strict=True), 1):
+        for name in twice:  # a port may make both updates
+            of_step[name] = min(of_step[name], direct[name])
         tensor = max(of_step, key=lambda name: of_step[name])
         if not of_step[tensor] <= evidence.judgement.allowed("update", step):
             return Located(step, tensor, of_step[tensor], evidence.judgement.allowed("update", step)), [], residuals
-    return None, [], residuals
+    return next(iter(twice.values()), None), [], residuals
 
 
 def explain_one_of(evidence: Evidence, number: int) -> Ruling:
@@ -81,8 +86,9 @@ def explain_one_of(evidence: Evidence, number: int) -> Ruling:
         rounding=evidence.judgement.update_rounding,
         sizes=evidence.summary.sizes,
     )
-    floor = FLOOR + min(max(evidence.judgement.update_rounding, default=0.0), LARGEST_ROUNDING)
-    return explain_optimizer(one, floor, NEAR if len(set(one.rates)) > 1 else 0.0)
+    floor = _floor(evidence)
+    ruling = explain_optimizer(one, floor, NEAR if len(set(one.rates)) > 1 else 0.0)
+    return _with_two_updates(evidence, one, ruling)
 
 
 def _norms(record: StoredRecord, groups: list[dict[str, Any]]) -> tuple[float, float]:
@@ -126,14 +132,50 @@ def _groups(record: StoredRecord, number: int) -> list[dict[str, Any]]:
     return [group for group in record.notes["groups"] if group[NUMBER] == number]
 
 
+def _moved_twice(evidence: Evidence) -> dict[str, Located]:
+    """Return the vectors that stand for a sum, and where torch, which moves each summand, first moves it otherwise."""
+    torch = evidence.torch[0]
+    held = {name for group in torch.notes["groups"] for name in group["names"]} & torch["clipped_gradients"].keys()
+    twice: dict[str, Located] = {}
+    for name in (one.first for one in evidence.summands if {one.first, one.other} <= held):
+        for step, of_step in enumerate(evidence.judgement.residuals["update"], start=1):
+            if name not in twice and not of_step[name] <= (allowed := evidence.judgement.allowed("update", step)):
+                twice[name] = Located(step, name, of_step[name], allowed)
+    return twice
+
+
+def _with_two_updates(evidence: Evidence, given: OptimizerEvidence, ruling: Ruling) -> Ruling:
+    """Add to an explanation that torch moves a sum by an update of each summand; the replay moves it by one."""
+    twice = [name for name in _moved_twice(evidence) if name in given.steps[0].update]
+    named = ruling.named
+    if twice and not named and (of_steps := reference_residuals(given)) is not None:
+        left = max(value for of_step in of_steps for value in of_step.values())
+        named = (Hypothesis((), "", left),) if left <= _floor(evidence) else ()
+    if not twice:
+        return ruling
+    others = [one.other for one in evidence.summands if one.first in twice]
+    norm = ", and its norm of all gradients counts theirs twice" if evidence.facts.clip_grad_norm is not None else ""
+    moved = f"torch moves {listed([*twice, *others], joint=', ')} by an update each, jax their sum by one{norm}"
+    pairs = [(one, "; ".join(filter(None, [one.says, moved]))) for one in named]
+    return replace(ruling, named=tuple(replace(one, faults=(*one.faults, SUM), says=says) for one, says in pairs))
+
+
+def _floor(evidence: Evidence) -> float:
+    return FLOOR + min(max(evidence.judgement.update_rounding, default=0.0), LARGEST_ROUNDING)
+
+
 def explain_update(evidence: Evidence) -> Ruling:
     """Name the fault in the optimizer, or in the part of the reduction that the port does not show.
 
     Faults that the run cannot tell apart are named together: for SGD, a sum over the replicas is the
     same as a larger learning rate.
     """
-    scheduled = len(set(evidence.summary.rates)) > 1
     given = _optimizer_evidence(evidence)
+    return _with_two_updates(evidence, given, _explain_at_rates(evidence, given))
+
+
+def _explain_at_rates(evidence: Evidence, given: OptimizerEvidence) -> Ruling:
+    scheduled = len(set(evidence.summary.rates)) > 1
     # A single fault at rates in float32 is plainer than two at exact ones, and faster to find.
     for deep in (False, True) if scheduled else (True,):
         ruling = _explain(evidence, given, 0.0, deep)
@@ -146,8 +188,7 @@ def explain_update(evidence: Evidence) -> Ruling:
 
 
 def _explain(evidence: Evidence, given: OptimizerEvidence, near: float, deep: bool) -> Ruling:
-    rounding = max(evidence.judgement.update_rounding, default=0.0)
-    floor = FLOOR + min(rounding, LARGEST_ROUNDING)
+    floor = _floor(evidence)
     ruling = explain_optimizer(given, floor, near, deep)
     if evidence.case.world_size == 1 or not _hides_mean(evidence):
         return ruling
