@@ -100,10 +100,10 @@ class StoredRecord(Mapping[str, Tensors]):
     def __getitem__(self, stage: str) -> Tensors:
         if stage not in self._stages:
             raise KeyError(stage)
-        of_ranks = [file.read(stage) for file in self._files[: None if stage in self._stacked else 1]]
         if stage not in self._stacked:
-            return folded(stage, of_ranks[0], self._summands)
-        return folded(stage, {name: np.stack([x[name] for x in of_ranks]) for name in of_ranks[0]}, self._summands)
+            return dict(folded(stage, self._files[0].read(stage), self._summands))
+        of_ranks = [folded(stage, file.read(stage), self._summands) for file in self._files]
+        return {name: np.stack([tensors[name] for tensors in of_ranks]) for name in of_ranks[0]}
 
     def full(self, stage: str) -> Arrays:
         """Return a stage of rank 0 with full tensors where they were written, else excerpts.
@@ -196,25 +196,19 @@ class Records(Lazy[StoredRecord]):
         folders: one folder per rank, rank 0's first.
         stacked: see `StoredRecord`.
         owner: object to keep alive with the records, such as a `Scratch` folder.
-
-    Attributes:
-        summands: see `jaxddp.parity.sums`.
+        summands: see `jaxddp.parity.sums`; some may be added later.
     """
 
     def __init__(
-        self,
-        folders: Sequence[Path],
-        stacked: Sequence[str] = (),
-        owner: Any = None,
-        summands: Sequence[Summand] = (),
+        self, folders: Sequence[Path], stacked: Sequence[str] = (), owner: Any = None, summands: Sequence[Summand] = ()
     ):
-        self._folders, self._stacked, self._owner, self.summands = folders, stacked, owner, summands
+        self._folders, self._stacked, self._owner, self._summands = folders, stacked, owner, summands
         self._complete = 0
-        super().__init__(self._written, lambda index: StoredRecord(self._files(index), stacked, self.summands))
+        super().__init__(self._written, lambda index: StoredRecord(self._files(index), stacked, summands))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folders alone: the process that has the owner keeps them."""
-        return Records, (self._folders, self._stacked, None, self.summands)
+        return Records, (self._folders, self._stacked, None, self._summands)
 
     def _written(self) -> int:
         """Return the number of steps that every process has written."""

@@ -79,7 +79,7 @@ class Runs:
         self.starts: dict[str, float] = {}
         self.names: dict[str, str] = {}
         self.no_twin: tuple[str, ...] = ()
-        self.summands: tuple[Summand, ...] = ()
+        self.summands: list[Summand] = []
         self.torch, self.torch32 = self._torch("torch64"), self._torch("torch32")
         self.jax, self.free, self.jax32 = self._jax("jax64"), self._jax("free"), self._jax("jax32")
 
@@ -190,8 +190,8 @@ class Runs:
             self.problems = [problem for problem in self.problems if problem.side != "jax"]
         self.case = replace(self.case, casts=self.facts.casts)
         for found in answers:
-            self.names, self.no_twin, self.summands = found.names, found.no_twin, found.summands
-            self.torch.summands = self.torch32.summands = self.summands
+            self.names, self.no_twin = found.names, found.no_twin
+            self.summands += found.summands
             if found.without_twin:
                 self.problems.append(Problem("port", "names", found.without_twin.removeprefix("names: ")))
             self._pair(self.case, of_torch, found.draws)

@@ -25,12 +25,7 @@ GROWTH = 1e4
 
 
 def free_running(
-    start: Arrays,
-    torch: Records,
-    free: Records,
-    count: int,
-    rate_rounding: float,
-    summands: Sequence[Summand] = (),
+    start: Arrays, torch: Records, free: Records, count: int, rate_rounding: float, summands: Sequence[Summand] = ()
 ) -> dict[str, StageResult]:
     """Return the residuals of jax on its own against torch on its own, over the distance from the start.
 
@@ -42,7 +37,7 @@ def free_running(
         torch, free: records of both sides.
         count: number of steps to compare.
         rate_rounding: rounding of a float32 learning rate of jax.
-        summands: see `jaxddp.parity.sums`; torch's records are folded.
+        summands: see `jaxddp.parity.sums`; the reference's records are folded.
     """
     start = folded("params", start, summands)
     noise = rounding_only(Trajectory(start, torch)) - {summand.other for summand in summands}

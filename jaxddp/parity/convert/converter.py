@@ -12,11 +12,10 @@ from jaxddp.errors import InputError, listed
 from jaxddp.parity.convert.layer_pairs import Unpaired
 from jaxddp.parity.convert.layouts import Shapes
 from jaxddp.parity.convert.matching import Match, Models, tied_names
-from jaxddp.parity.convert.pieces import Index, Piece
+from jaxddp.parity.convert.pieces import Index
 from jaxddp.parity.convert.proposal import Proposal, propose
 from jaxddp.parity.lazy_arrays import Arrays, Joined, Renamed
 from jaxddp.parity.port.rules import Names
-from jaxddp.parity.sums import Summand
 
 __all__ = ["Arrays", "Converter", "NamesError", "tied_names", "under_all_names"]
 
@@ -114,37 +113,22 @@ class Converter:
         self.tied, self.pieces = models.tied, match.pieces
         self._shapes, self._tensors = models.shapes, models.tensors  # the models themselves may be large
 
-    @property
-    def summands(self) -> tuple[Summand, ...]:
-        """Return torch's elements that jax's arrays add to others."""
-        firsts = {(piece.jax, piece.place): piece for piece in self.pieces if not piece.is_summand}
-        pairs = [(firsts[piece.jax, piece.place], piece) for piece in self.pieces if piece.is_summand]
-
-        def places(piece: Piece) -> np.ndarray:
-            return np.arange(self._tensors[piece.torch][0])[piece.torch_outputs]
-
-        return tuple(
-            Summand(first.torch, places(first)[piece.jax_outputs], piece.torch, places(piece)) for first, piece in pairs
-        )
-
     def to_jax(self, tensors: Arrays, adds: bool = True) -> dict[str, np.ndarray]:
         """Convert a torch state_dict to jax arrays, which may be views of the tensors.
 
-        Args:
-            tensors: torch's.
-            adds: add the summands of an array; False, for gradients: take the first, whose gradient is that of the sum.
+        Without `adds`, convert gradients: that of a sum is that of its first summand.
         """
         arrays: dict[str, np.ndarray] = {}
         in_torch_layout: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
         for piece in self.pieces:
-            if piece.is_summand and not adds:
+            if piece.summand and not adds:
                 continue
             value = tensors[piece.torch][piece.torch_outputs]
             if piece.jax_outputs:
-                parts = {} if piece.is_summand else in_torch_layout
-                value = _put(parts, (piece.jax, piece.place), piece.shape, piece.jax_outputs, value)
+                several = {} if piece.summand else in_torch_layout
+                value = _put(several, (piece.jax, piece.place), piece.shape, piece.jax_outputs, value)
             converted = piece.layouts.to_jax(value)
-            if piece.is_summand:
+            if piece.summand:
                 converted = arrays[piece.jax][piece.place] + converted
             if piece.place:
                 _put(arrays, piece.jax, self._shapes[piece.jax], piece.place, converted)
@@ -164,7 +148,7 @@ class Converter:
             if piece.jax not in arrays:
                 continue
             value = piece.layouts.to_torch(library.asarray(arrays[piece.jax])[piece.place])[piece.jax_outputs]
-            value = library.zeros_like(value) if piece.is_summand else value
+            value = library.zeros_like(value) if piece.summand else value
             if piece.torch_outputs:
                 _put(tensors, piece.torch, self._tensors[piece.torch], piece.torch_outputs, value, library)
             else:

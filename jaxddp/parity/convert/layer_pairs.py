@@ -53,14 +53,15 @@ class Unpaired:
         jax, torch = ([name for name in of_side if name not in names] for of_side in (self.jax, self.torch))
         return replace(self, jax=jax, torch=torch)
 
-    def optional(self) -> tuple[set[str], set[str]]:
-        """Return arrays that one side alone may have, in layers that do not pair off; and those of another size."""
+    def optional(self) -> tuple[set[str], ...]:
+        """Return arrays that one side alone may have, in layers that do not pair off; those of another size; a GRU's."""
         pairs, sizes = paired_layers(self), {n: math.prod(x) for n, x in (*self.shapes.items(), *self.tensors.items())}
         split = {name: name.rpartition(".") for name in (*self.jax, *self.torch)}
         left = pairs.jax.keys() | pairs.torch.keys()
         every = {name for name, (layer, _, leaf) in split.items() if leaf in OPTIONAL and left & {layer, name}}
         alone = {sizes[name] for name in self.jax} ^ {sizes[name] for name in self.torch}
-        return every, {name for name in every if sizes[name] in alone}
+        hidden = {name for name in self.torch if name.rpartition(".")[2].startswith("bias_hh")}
+        return every, {name for name in every if sizes[name] in alone}, hidden
 
     def in_order(self, jax_order: Sequence[str], torch_order: Sequence[str]) -> "Unpaired":
         """Return the arrays in the order of these layers, or arrays; others come last."""

@@ -32,11 +32,6 @@ class Target:
     axis: int
     rows: np.ndarray | None = None
 
-    @property
-    def learns(self) -> bool:
-        """Return whether it is a parameter that is not frozen."""
-        return bool(getattr(getattr(self.module, self.name.rpartition(".")[2], None), "requires_grad", False))
-
     def part(self, rows: np.ndarray) -> "Target":
         """Return some of these outputs, counted within them."""
         shape = (*self.shape[: self.axis], len(rows), *self.shape[self.axis + 1 :])

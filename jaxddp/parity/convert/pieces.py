@@ -26,6 +26,7 @@ from jaxddp.parity.convert.layouts import (
 )
 from jaxddp.parity.convert.outputs import Index, Target, index_of, outputs_of_each, rows_of_part, text_of
 from jaxddp.parity.port.rules import NUMBER, Names, Rule
+from jaxddp.parity.sums import Summand
 
 OF_HAIKU = {"w": "weight", "b": "bias", "embeddings": "weight"}
 OF_OTHERS = {"kernel": "weight", "embedding": "weight", **OF_HAIKU}
@@ -49,7 +50,7 @@ class Piece:
         order: order of the jax array's axes, "(in, out)", where its shape does not show it; "": it does.
         other_axes: axes of the tensor in another order that jax's array may have: neither its shape nor the
             convention of its name nor a layer of the same class shows which; (): one does.
-        is_summand: the tensor is added to that of an earlier piece; see `jaxddp.parity.sums`.
+        summand: the tensor is added to that of an earlier piece, like this; None: it is not.
     """
 
     jax: str
@@ -63,12 +64,12 @@ class Piece:
     layouts: Layouts = field(compare=False)
     order: str = ""
     other_axes: Shape = ()
-    is_summand: bool = False
+    summand: Summand | None = field(default=None, compare=False)
 
     @property
     def torch_name(self) -> str:
         """Name of the tensor, with the outputs if the piece is a part of it."""
-        return ("+ " if self.is_summand else "") + self.torch + text_of(self.torch_outputs)
+        return ("+ " if self.summand else "") + self.torch + text_of(self.torch_outputs)
 
     @property
     def jax_name(self) -> str:
@@ -201,24 +202,18 @@ class Pieces:
     def _of_sum(
         self, jax: str, shape: Shape, place: tuple[int, ...], targets: list[Target], entry: Entry
     ) -> Iterator[Piece]:
-        """Yield the pieces of an array that is a sum: the longest vector, if possible one that learns, and the others.
-
-        The gradient of the sum is read off the first.
-        """
-        if others := [target for target in targets if len(target.shape) != 1]:
-            raise NoTwinError(f"torch's {others[0].name} {others[0].shape} must be a vector")
+        """Yield the pieces of an array that is a sum of torch's vectors: the first, and those that are added to it."""
+        if any(len(target.shape) != 1 for target in targets):
+            raise NoTwinError("all must be vectors")
         pairs = zip(targets, entry.rule.summands, strict=True)
         targets = [one if rule.part is None else one.part(rows_of_part(rule, one)) for one, rule in pairs]
-        targets.sort(key=lambda target: (-target.shape[0], not target.learns))
         (first,) = self._of_layer(jax, shape, place, targets[:1], entry)
         yield first
-        for target in targets[1:]:
-            if target.learns > targets[0].learns:
-                raise NoTwinError(f"torch's {first.torch} is frozen, and {target.name} is not")
-            rows = None if target.shape == targets[0].shape else np.arange(target.shape[0])
-            ends = index_of(rows, 0), index_of(target.rows, 0)
-            names = {"torch": target.name, "torch_shape": target.shape}
-            yield replace(first, **names, jax_outputs=ends[0], torch_outputs=ends[1], is_summand=True)
+        rows = [np.arange(*one.shape) if one.rows is None else one.rows for one in targets]
+        for target, others in zip(targets[1:], rows[1:], strict=True):
+            summand = Summand(first.torch, rows[0][: len(others)], target.name, others)
+            ends = {"jax_outputs": index_of(np.arange(len(others)), 0), "torch_outputs": index_of(target.rows, 0)}
+            yield replace(first, torch=target.name, torch_shape=target.shape, **ends, summand=summand)
 
     def _layouts(
         self, jax: str, shape: Shape, torch: Shape, target: Target, entry: Entry

@@ -70,7 +70,7 @@ def propose(unpaired: Unpaired, tied: Mapping[str, str], fits: Callable[[Table],
     ways = [(one, paired_layers(one)) for each in several for one in _with_stacks(each)]
     ways.sort(key=lambda way: bool(way[1].jax or way[1].torch))  # first those without fused layers
     others = unpaired.shapes.keys() - {*unpaired.jax}
-    singly = [*several, summed_up] if summed_up.rules else several
+    singly = [summed_up, *several] if summed_up.rules else several
     by_array = ((one, paired_arrays(one)) for each in singly for one in _with_stacks(each))
     for one, pairs in itertools.chain(ways, by_array):
         orders = [order for order in _orders(one, pairs) if fits(_narrowed({**pairs.pairs, **order}, one))]
@@ -127,18 +127,18 @@ def _with_sums(unpaired: Unpaired) -> Unpaired:
     (summed("bias_ih", part("bias_hh", 0, of=(8, 4))), part("bias_hh", 1, of=(8, 4)))
     """
     torch, tensors, rules = [*unpaired.torch], dict(unpaired.tensors), dict[str, Rule]()
-    for name in unpaired.torch:
-        module, first = unpaired.modules.get(name.rpartition(".")[0]), name.replace("bias_hh", "bias_ih")
-        if name == first or first not in torch or not isinstance(module, RECURRENT):
+    for first in unpaired.torch:
+        module, name = unpaired.modules.get(first.rpartition(".")[0]), first.replace("bias_ih", "bias_hh")
+        if name == first or not isinstance(module, RECURRENT):
             continue
         if isinstance(module, nn.GRU | nn.GRUCell):
-            size = tensors[name][0] // 3
-            tensors[name] = (size,)
+            size = tensors[first][0] // 3
             added, rules[name] = (part(name, index, of=(2 * size, size)) for index in (0, 1))
-            rules[first] = summed(first, added)
-        else:
+            rules[first], tensors[name] = summed(first, added), (size,)
+        elif name in torch:
             torch.remove(name)
-            rules[first] = summed(first, name)
+            learns = module.get_parameter(first.rpartition(".")[2]).requires_grad
+            rules[first] = summed(*(first, name)[:: 1 if learns else -1])
     return replace(unpaired, torch=torch, tensors=tensors, rules=rules)
 
 

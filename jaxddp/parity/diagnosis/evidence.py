@@ -49,6 +49,5 @@ class Evidence:
 
     def before(self, step: int) -> Tensors:
         """Return the parameters before a step, counted from 0; excerpts of large ones."""
-        if step:
-            return self.torch[step - 1]["params"]
-        return dict(folded("params", excerpts(self.start), self.summands))
+        start = folded("params", excerpts(self.start), self.summands)
+        return dict(start) if step == 0 else self.torch[step - 1]["params"]

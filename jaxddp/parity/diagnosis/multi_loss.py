@@ -175,8 +175,7 @@ def _job(evidence: Evidence) -> ForwardDiagnosis:
     everyone, same = tuple(range(evidence.case.world_size)), evidence.judgement.same_examples
     steps = tuple(step for step, ranks in enumerate(same) if len(ranks) == len(everyone) and not evidence.is_large)
     paths = evidence.start, evidence.torch_folder, evidence.jax_folder
-    job = ForwardDiagnosis(evidence.case.torch_source, True, False, steps, *paths, len(everyone), everyone)
-    return replace(job, summands=evidence.summands)
+    return ForwardDiagnosis(evidence.case.torch_source, True, False, steps, *paths, len(everyone), everyone)
 
 
 def _of_tensors(ruling: Ruling, names: Sequence[str]) -> Ruling:
@@ -233,6 +232,7 @@ def _of_one_optimizer(evidence: Evidence, step: int) -> tuple[str, ...]:
     groups, tensor = evidence.torch[step].notes["groups"], evidence.judgement.first["gradients"].tensor
     numbers = {group[NUMBER] for group in groups if tensor in group["names"]}
     held = {name for group in groups if group[NUMBER] in numbers for name in group["names"]}
+    held -= {summand.other for summand in evidence.summands}
     return tuple(name for name in evidence.torch[step]["gradients"] if name in held)
 
 

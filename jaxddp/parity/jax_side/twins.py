@@ -91,7 +91,8 @@ class FindTwins:
             settled, _ = trial.settle(lines)
             changed = {name: twin for name, twin in settled.items() if lines[name] != twin}
             names = _as_text({**port.names, **changed}) if changed else {}
-        return FoundTwins(names=names, draws=self._draws(), summands=converter.summands)
+        summands = tuple(piece.summand for piece in converter.pieces if piece.summand)
+        return FoundTwins(names=names, draws=self._draws(), summands=summands)
 
     def _draws(self) -> tuple[Draw, ...] | InputError:
         """Return the draws of the jax loss, or why it cannot be computed."""

@@ -16,7 +16,7 @@ Rules only permute elements, so gradients, updates and moments convert as the we
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxddp.errors import InputError, shortened
 
@@ -88,7 +88,9 @@ def fused(*layers: str, heads: int | None = None) -> Rule:
     rule = Rule(layers, heads=heads)
     if len(layers) < 2:
         raise InputError(f"names: {rule}: must name at least 2 layers")
-    return _with_heads(_with_equal_depth(rule))
+    if len({layer.count(NUMBER) for layer in layers}) > 1:
+        raise InputError(f"names: {rule}: all layers must have as many {NUMBER}")
+    return _with_heads(rule)
 
 
 def part(layer: str, index: int, of: int | tuple[int, ...], heads: int | None = None) -> Rule:
@@ -122,7 +124,7 @@ def summed(*names: str | Rule) -> Rule:
     """Map a jax vector to the sum of torch's, such as a cell's only bias to the two of torch's LSTM.
 
     Args:
-        names: torch's vectors, or a `part` of one; a shorter one is added to the first elements.
+        names: torch's vectors, or parts; the first is the longest, and shorter ones are added to its first elements.
 
     Raises:
         InputError: there are fewer than two, or another rule among them.
@@ -132,9 +134,9 @@ def summed(*names: str | Rule) -> Rule:
     """
     summands = tuple(x if isinstance(x, Rule) else Rule((x,)) for x in names)
     rule = Rule(tuple(x.layers[0] for x in summands), summands=summands)
-    if len(names) < 2 or any(x != replace(Rule(x.layers[:1]), part=x.part, of=x.of, heads=x.heads) for x in summands):
+    if len(names) < 2 or any(x.layers[1:] or x.axes or x.image for x in summands):
         raise InputError(f"names: {rule}: must be at least 2 names, or parts")
-    return _with_equal_depth(rule)
+    return rule
 
 
 def transposed(name: str, axes: tuple[int, ...]) -> Rule:
@@ -176,12 +178,6 @@ def flattened(layer: str, shape: tuple[int, ...]) -> Rule:
 
 
 RULES = (fused, part, summed, transposed, flattened)
-
-
-def _with_equal_depth(rule: Rule) -> Rule:
-    if len({layer.count(NUMBER) for layer in rule.layers}) > 1:
-        raise InputError(f"names: {rule}: all layers must have as many {NUMBER}")
-    return rule
 
 
 def _with_heads(rule: Rule) -> Rule:

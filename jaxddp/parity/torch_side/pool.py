@@ -100,7 +100,6 @@ def torch_records(folder: Path, world_size: int, owner: Any = None, summands: Se
     Args:
         folder: parent of the ranks' folders.
         world_size: number of ranks.
-        owner: object to keep alive with the records.
-        summands: see `jaxddp.parity.sums`.
+        owner, summands: see `Records`.
     """
     return Records([rank_folder(folder, rank) for rank in range(world_size)], STACKED, owner, summands)

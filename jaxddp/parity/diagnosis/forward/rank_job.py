@@ -36,7 +36,7 @@ from jaxddp.parity.records import (
     shapes_of,
     steps_in_memory,
 )
-from jaxddp.parity.sums import Summand, unfolded
+from jaxddp.parity.sums import Summand
 from jaxddp.parity.torch_side.made_lines import lines_of_layers, noted
 from jaxddp.parity.torch_side.rank import batch_sizes, rank_folder
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
@@ -62,8 +62,8 @@ class ForwardDiagnosis:
         between, thrifty: see `ModelEvidence`.
         loss: the loss of a `torch_step` to explain; "" if the port has one loss.
         moved: parameters whose updates are explained in place of the loss, see `ModelEvidence`.
-        summands: see `jaxddp.parity.sums`.
         received: parameters whose gradients, as the step's optimizer gets them, are explained in place of the loss.
+        summands: see `jaxddp.parity.sums`.
         reading: the port's program; its step is counted from 0; None: it was not read.
         world_size: number of ranks that run the job.
     """
@@ -151,14 +151,14 @@ def _loss_fn(job: ForwardDiagnosis, side: TorchSide, steps: Sequence[ModelStep])
     return LossOfStep(side.torch_step, job.loss, [of_step.micro_batches for of_step in steps], after)
 
 
-def _explained(job: ForwardDiagnosis, record: StoredRecord) -> Arrays:
+def _explained(job: ForwardDiagnosis, record: StoredRecord) -> Tensors:
     """Return JAX's local gradients, or what is explained in their place."""
     if job.received:
-        gradients = unfolded(record["gradients"], job.summands)
-        return {name: gradients[name][None] for name in job.received}
+        return {name: record["gradients"][name][None] for name in job.received}
     if job.moved:
         return {name: np.stack([record["update"][name]] * job.replicas) for name in job.moved}
-    return {} if job.loss else unfolded(of_loss(record, "local_gradients"), job.summands)
+    gradients = {} if job.loss else of_loss(record, "local_gradients")
+    return {name: x for name, x in gradients.items() if name not in {one.other for one in job.summands}}
 
 
 def _steps(job: ForwardDiagnosis, side: TorchSide) -> Sequence[ModelStep]:

@@ -32,7 +32,7 @@ from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, stage_norm, steps_in_memory
 
-SUM = "sum_moved_once"  # the fault of a sum whose summands torch moves
+SUM = "sum_moved_once"
 LARGEST_ROUNDING = 1e-9  # of an update; coarser ones cannot support a name
 CLOSE = 1e-9  # relative; of norms
 NEAR = 1e-6  # residual of an update whose learning rate is in float32; measured: up to 2e-7, at the end of a cosine
@@ -57,14 +57,12 @@ def differing_update(evidence: Evidence) -> tuple[Located | None, list[Problem],
         what = "the optimizer of a flax_step is judged if torch.optim has it"
         message = f"{what}, and this is {evidence.summary.optimizer}"
         return None, [Problem("port", "update", f"not judged: {message}; see the residuals of the free run")], []
-    twice = _moved_twice(evidence)
     for step, (of_step, direct) in enumerate(zip(residuals, evidence.judgement.residuals["update"], strict=True), 1):
-        for name in twice:  # a port may make both updates
-            of_step[name] = min(of_step[name], direct[name])
+        of_step |= {one.first: min(of_step[one.first], direct[one.first]) for one in evidence.summands}
         tensor = max(of_step, key=lambda name: of_step[name])
         if not of_step[tensor] <= evidence.judgement.allowed("update", step):
             return Located(step, tensor, of_step[tensor], evidence.judgement.allowed("update", step)), [], residuals
-    return next(iter(twice.values()), None), [], residuals
+    return next(iter(_moved_once(evidence)), None), [], residuals
 
 
 def explain_one_of(evidence: Evidence, number: int) -> Ruling:
@@ -86,9 +84,8 @@ def explain_one_of(evidence: Evidence, number: int) -> Ruling:
         rounding=evidence.judgement.update_rounding,
         sizes=evidence.summary.sizes,
     )
-    floor = _floor(evidence)
-    ruling = explain_optimizer(one, floor, NEAR if len(set(one.rates)) > 1 else 0.0)
-    return _with_two_updates(evidence, one, ruling)
+    ruling = explain_optimizer(one, _floor(evidence), NEAR if len(set(one.rates)) > 1 else 0.0)
+    return _with_sums(evidence, one, ruling)
 
 
 def _norms(record: StoredRecord, groups: list[dict[str, Any]]) -> tuple[float, float]:
@@ -132,32 +129,30 @@ def _groups(record: StoredRecord, number: int) -> list[dict[str, Any]]:
     return [group for group in record.notes["groups"] if group[NUMBER] == number]
 
 
-def _moved_twice(evidence: Evidence) -> dict[str, Located]:
-    """Return the vectors that stand for a sum, and where torch, which moves each summand, first moves it otherwise."""
-    torch = evidence.torch[0]
-    held = {name for group in torch.notes["groups"] for name in group["names"]} & torch["clipped_gradients"].keys()
-    twice: dict[str, Located] = {}
-    for name in (one.first for one in evidence.summands if {one.first, one.other} <= held):
-        for step, of_step in enumerate(evidence.judgement.residuals["update"], start=1):
-            if name not in twice and not of_step[name] <= (allowed := evidence.judgement.allowed("update", step)):
-                twice[name] = Located(step, name, of_step[name], allowed)
-    return twice
+def _moved_once(evidence: Evidence) -> list[Located]:
+    """Return where jax first moves each sum otherwise than torch, which moves the summands one by one."""
+    judgement, given = evidence.judgement, evidence.torch[0]["clipped_gradients"]
+    places = [
+        Located(step, one.first, of_step[one.first], judgement.allowed("update", step))
+        for one in evidence.summands
+        for step, of_step in enumerate(judgement.residuals["update"], start=1)
+        if one.other in given
+    ]
+    return [*{one.tensor: one for one in reversed(places) if not one.residual <= one.allowed}.values()]
 
 
-def _with_two_updates(evidence: Evidence, given: OptimizerEvidence, ruling: Ruling) -> Ruling:
-    """Add to an explanation that torch moves a sum by an update of each summand; the replay moves it by one."""
-    twice = [name for name in _moved_twice(evidence) if name in given.steps[0].update]
-    named = ruling.named
-    if twice and not named and (of_steps := reference_residuals(given)) is not None:
-        left = max(value for of_step in of_steps for value in of_step.values())
-        named = (Hypothesis((), "", left),) if left <= _floor(evidence) else ()
-    if not twice:
+def _with_sums(evidence: Evidence, given: OptimizerEvidence, ruling: Ruling) -> Ruling:
+    """Add to what explains the updates that torch moves a sum by an update of each summand: the replay makes one."""
+    once = [one.tensor for one in _moved_once(evidence) if one.tensor in given.steps[0].update]
+    if not once:
         return ruling
-    others = [one.other for one in evidence.summands if one.first in twice]
-    norm = ", and its norm of all gradients counts theirs twice" if evidence.facts.clip_grad_norm is not None else ""
-    moved = f"torch moves {listed([*twice, *others], joint=', ')} by an update each, jax their sum by one{norm}"
-    pairs = [(one, "; ".join(filter(None, [one.says, moved]))) for one in named]
-    return replace(ruling, named=tuple(replace(one, faults=(*one.faults, SUM), says=says) for one, says in pairs))
+    left = [] if ruling.named else [x for of_step in reference_residuals(given) or [] for x in of_step.values()]
+    explained = (Hypothesis((), "", max(left)),) if left and max(left) <= _floor(evidence) else ruling.named
+    names = dict.fromkeys([*once, *(one.other for one in evidence.summands if one.first in once)])
+    norm = "" if evidence.facts.clip_grad_norm is None else ", and clips by a norm that counts each"
+    moved = f"torch moves {listed([*names], joint=', ')} by an update each{norm}, jax their sum by one"
+    both = [replace(x, faults=(*x.faults, SUM), says=f"{x.says}; {moved}".lstrip("; ")) for x in explained]
+    return replace(ruling, named=tuple(both))
 
 
 def _floor(evidence: Evidence) -> float:
@@ -171,7 +166,7 @@ def explain_update(evidence: Evidence) -> Ruling:
     same as a larger learning rate.
     """
     given = _optimizer_evidence(evidence)
-    return _with_two_updates(evidence, given, _explain_at_rates(evidence, given))
+    return _with_sums(evidence, given, _explain_at_rates(evidence, given))
 
 
 def _explain_at_rates(evidence: Evidence, given: OptimizerEvidence) -> Ruling:
