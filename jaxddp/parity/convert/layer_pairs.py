@@ -54,7 +54,7 @@ class Unpaired:
         return replace(self, jax=jax, torch=torch)
 
     def optional(self) -> tuple[set[str], ...]:
-        """Return arrays that one side alone may have, in layers that do not pair off; those of another size; a GRU's."""
+        """Return arrays of layers that do not pair off, which one side alone may have; those of another size; GRUs'."""
         pairs, sizes = paired_layers(self), {n: math.prod(x) for n, x in (*self.shapes.items(), *self.tensors.items())}
         split = {name: name.rpartition(".") for name in (*self.jax, *self.torch)}
         left = pairs.jax.keys() | pairs.torch.keys()
