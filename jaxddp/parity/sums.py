@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxddp.parity.lazy_arrays import Arrays
 
-VALUES = ("params", "update", "averaged")  # stages that add up; of others, such as gradients, the first counts
+FAULT = "sum_moved_once"  # in the catalogue
+VALUES = ("params", "update", "averaged")  # beginnings of stages that add up; of others the first summand counts
 
 
 class Summand(NamedTuple):
@@ -34,7 +35,7 @@ def folded(stage: str, tensors: Arrays, summands: Sequence[Summand]) -> Arrays:
     for first, elements, other, others in summands:
         for name in [name for name, x in changed.items() if name.rpartition(":")[2] == other and x.ndim]:
             changed |= {one: changed[one].copy() for one in (name, first) if one in changed}
-            if stage in VALUES:
+            if stage.startswith(VALUES):
                 changed[first][..., elements] += changed[name][..., others]
             changed[name][..., others] = 0.0
     return changed

@@ -137,8 +137,8 @@ def _with_sums(unpaired: Unpaired) -> Unpaired:
             rules[first], tensors[name] = summed(first, added), (size,)
         elif name in torch:
             torch.remove(name)
-            learns = module.get_parameter(first.rpartition(".")[2]).requires_grad
-            rules[first] = summed(*(first, name)[:: 1 if learns else -1])
+            learns = [module.get_parameter(x.rpartition(".")[2]).requires_grad for x in (first, name)]
+            rules[first] = summed(*(first, name)[:: -1 if learns == [False, True] else 1])
     return replace(unpaired, torch=torch, tensors=tensors, rules=rules)
 
 

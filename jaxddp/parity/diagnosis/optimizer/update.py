@@ -31,8 +31,8 @@ from jaxddp.parity.diagnosis.reduction.faults import NO_MEAN, wrong_means
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, stage_norm, steps_in_memory
+from jaxddp.parity.sums import FAULT
 
-SUM = "sum_moved_once"
 LARGEST_ROUNDING = 1e-9  # of an update; coarser ones cannot support a name
 CLOSE = 1e-9  # relative; of norms
 NEAR = 1e-6  # residual of an update whose learning rate is in float32; measured: up to 2e-7, at the end of a cosine
@@ -151,7 +151,7 @@ def _with_sums(evidence: Evidence, given: OptimizerEvidence, ruling: Ruling) -> 
     names = dict.fromkeys([*once, *(one.other for one in evidence.summands if one.first in once)])
     norm = "" if evidence.facts.clip_grad_norm is None else ", and clips by a norm that counts each"
     moved = f"torch moves {listed([*names], joint=', ')} by an update each{norm}, jax their sum by one"
-    both = [replace(x, faults=(*x.faults, SUM), says=f"{x.says}; {moved}".lstrip("; ")) for x in explained]
+    both = [replace(x, faults=(*x.faults, FAULT), says=f"{x.says}; {moved}".lstrip("; ")) for x in explained]
     return replace(ruling, named=tuple(both))
 
 
