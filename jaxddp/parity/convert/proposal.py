@@ -120,12 +120,7 @@ def _with_stacks(unpaired: Unpaired) -> Iterator[Unpaired]:
 
 
 def _with_sums(unpaired: Unpaired) -> Unpaired:
-    """Return the arrays with the two biases of torch's recurrent layers as one, and what a GRU keeps of the second.
-
-    >>> arrays = Unpaired([], ["bias_ih", "bias_hh"], {}, {"bias_ih": (12,), "bias_hh": (12,)}, {"": nn.GRUCell(3, 4)})
-    >>> _with_sums(arrays).rules["bias_ih"], _with_sums(arrays).rules["bias_hh"]
-    (summed("bias_ih", part("bias_hh", 0, of=(8, 4))), part("bias_hh", 1, of=(8, 4)))
-    """
+    """Return the arrays with the two biases of torch's recurrent layers as one, and what a GRU keeps of the second."""
     torch, tensors, rules = [*unpaired.torch], dict(unpaired.tensors), dict[str, Rule]()
     for first in unpaired.torch:
         module, name = unpaired.modules.get(first.rpartition(".")[0]), first.replace("bias_ih", "bias_hh")

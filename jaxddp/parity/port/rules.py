@@ -205,14 +205,10 @@ def source(value: str | Rule) -> str:
 
 
 def rules_in(values: Iterable[str | Rule]) -> list[str]:
-    """Return the names of the functions that make these rules or texts of rules; ignore names of layers.
-
-    >>> rules_in(["fc1", 'summed("a", part("b(", 0, of=3))'])
-    ['part', 'summed']
-    """
+    """Return the names of the functions that make these rules or texts of rules; ignore names of layers."""
     known = {rule.__name__ for rule in RULES}
     calls = (re.findall(r"(\w+)\(", re.sub(r'"(\\.|[^"\\])*"', "", str(value))) for value in values)
-    return sorted(known.intersection(*[[name for of_value in calls for name in of_value]]))
+    return sorted({name for of_value in calls for name in of_value} & known)
 
 
 def check_names(names: Names) -> None:

@@ -16,10 +16,6 @@ from jaxddp.parity.sums import Summand, folded
 class RecordedStep:
     """One step of a recording, whose stages are read when they are asked for.
 
-    Args:
-        number, parts: number of the step, from 1, and the processes' parts.
-        summands: see `jaxddp.parity.sums`; some may be added later.
-
     Attributes:
         number: number of the step, from 1.
         notes: notes of the first process.
