@@ -11,7 +11,8 @@ import torch
 from jax import numpy as jnp
 from torch import nn
 
-from jaxddp.parity import Recorder, compare_runs
+from jaxddp.parity import Recorder, compare_runs, part, summed
+from jaxddp.parity.recordings.names import read_names
 from jaxddp.parity.report.report import Report
 
 STEPS = 4
@@ -98,3 +99,9 @@ def test_a_fault_beside_the_sum_is_found(fault: str, frozen: bool, tmp_path: Pat
     report = compared(tmp_path, frozen, **options)
     assert report.differences[0].stage == stage, str(report)
     assert {one.stage for one in report.differences} == ({stage} if frozen else {stage, "update"})
+
+
+def test_a_table_with_a_sum_is_read_from_a_file(tmp_path: Path) -> None:
+    table = {"b": summed("gru.bias_ih_l0", part("gru.bias_hh_l0", 0, of=(8, 4)))}
+    (tmp_path / "port.py").write_text(f"names = {table}")
+    assert read_names(tmp_path / "port.py") == table
