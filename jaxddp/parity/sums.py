@@ -31,7 +31,9 @@ def folded(stage: str, tensors: Arrays, summands: Sequence[Summand]) -> Arrays:
     >>> [folded(stage, both, [Summand("a", places, "b", places)]) for stage in ("params", "gradients")]
     [{'a': array([6., 6., 1.]), 'b': array([0., 0.])}, {'a': array([1., 1., 1.]), 'b': array([0., 0.])}]
     """
-    changed = dict(tensors) if summands else tensors
+    if not summands:
+        return tensors
+    changed = dict(tensors)
     for first, elements, other, others in summands:
         for name in [name for name, x in changed.items() if name.rpartition(":")[2] == other and x.ndim]:
             changed |= {one: changed[one].copy() for one in (name, first) if one in changed}

@@ -211,9 +211,14 @@ class Pieces:
         yield first
         rows = [np.arange(*one.shape) if one.rows is None else one.rows for one in targets]
         for target, others in zip(targets[1:], rows[1:], strict=True):
-            summand = Summand(first.torch, rows[0][: len(others)], target.name, others)
-            ends = {"jax_outputs": index_of(np.arange(len(others)), 0), "torch_outputs": index_of(target.rows, 0)}
-            yield replace(first, torch=target.name, torch_shape=target.shape, **ends, summand=summand)
+            yield replace(
+                first,
+                torch=target.name,
+                torch_shape=target.shape,
+                jax_outputs=index_of(np.arange(len(others)), 0),
+                torch_outputs=index_of(target.rows, 0),
+                summand=Summand(first.torch, rows[0][: len(others)], target.name, others),
+            )
 
     def _layouts(
         self, jax: str, shape: Shape, torch: Shape, target: Target, entry: Entry

@@ -95,7 +95,7 @@ def _narrowed(lines: Table, unpaired: Unpaired) -> Table:
         arrays = [name for name in direct if name.rpartition(".")[2] in OF_FLAX] or direct
         tensors = [name for name in unpaired.tensors if name.rpartition(".")[0] == torch]
         is_alone = len(inside) > len(arrays) == len(tensors) == 1
-        narrowed |= {arrays[0]: tensors[0]} if is_alone else {jax: unpaired.rules.get(torch, torch)}
+        narrowed |= {arrays[0]: tensors[0]} if is_alone else {jax: unpaired.rules.get(str(torch), torch)}
     return narrowed
 
 
