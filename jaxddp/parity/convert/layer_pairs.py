@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from jaxddp.parity.convert.layouts import EMBEDDINGS, NORMS, Shape, Shapes, squeezed
+from jaxddp.parity.convert.layouts import EMBEDDINGS, GRUS, NORMS, Shape, Shapes, squeezed
 from jaxddp.parity.convert.pieces import PROJECTIONS
 from jaxddp.parity.convert.similar_names import pair_off
 from jaxddp.parity.port.rules import Rule
@@ -60,7 +60,9 @@ class Unpaired:
         left = pairs.jax.keys() | pairs.torch.keys()
         every = {name for name, (layer, _, leaf) in split.items() if leaf in OPTIONAL and left & {layer, name}}
         alone = {sizes[name] for name in self.jax} ^ {sizes[name] for name in self.torch}
-        hidden = {name for name in self.torch if name.rpartition(".")[2].startswith("bias_hh")}
+        hidden = {
+            name for name in self.torch if "bias_hh" in name and isinstance(self.modules.get(split[name][0]), GRUS)
+        }
         return every, {name for name in every if sizes[name] in alone}, hidden
 
     def in_order(self, jax_order: Sequence[str], torch_order: Sequence[str]) -> "Unpaired":

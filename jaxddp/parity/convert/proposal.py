@@ -10,11 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from torch import nn
-
 from jaxddp.errors import listed
 from jaxddp.parity.convert.layer_pairs import OF_FLAX, Kind, Pairs, Unpaired, paired_arrays, paired_layers
-from jaxddp.parity.convert.layouts import RECURRENT, Shape
+from jaxddp.parity.convert.layouts import GRUS, RECURRENT, Shape
 from jaxddp.parity.convert.lines import Table, folded
 from jaxddp.parity.port.rules import NUMBER, Names, Rule, fused, part, summed
 
@@ -66,12 +64,10 @@ def propose(unpaired: Unpaired, tied: Mapping[str, str], fits: Callable[[Table],
     """
     once = replace(unpaired, torch=[name for name in unpaired.torch if name not in tied])
     several = [unpaired, once] if once != unpaired else [unpaired]
-    summed_up = _with_sums(once)
     ways = [(one, paired_layers(one)) for each in several for one in _with_stacks(each)]
     ways.sort(key=lambda way: bool(way[1].jax or way[1].torch))  # first those without fused layers
     others = unpaired.shapes.keys() - {*unpaired.jax}
-    singly = [summed_up, *several] if summed_up.rules else several
-    by_array = ((one, paired_arrays(one)) for each in singly for one in _with_stacks(each))
+    by_array = ((x, paired_arrays(x)) for each in several for one in _with_stacks(each) for x in _with_sums(one))
     for one, pairs in itertools.chain(ways, by_array):
         orders = [order for order in _orders(one, pairs) if fits(_narrowed({**pairs.pairs, **order}, one))]
         if orders:
@@ -119,22 +115,24 @@ def _with_stacks(unpaired: Unpaired) -> Iterator[Unpaired]:
             yield _stacked(unpaired, chosen)
 
 
-def _with_sums(unpaired: Unpaired) -> Unpaired:
-    """Return the arrays with the two biases of torch's recurrent layers as one, and what a GRU keeps of the second."""
+def _with_sums(unpaired: Unpaired) -> Iterator[Unpaired]:
+    """Yield the arrays with the two biases of torch's recurrent layers as one, and what a GRU keeps of the second."""
     torch, tensors, rules = [*unpaired.torch], dict(unpaired.tensors), dict[str, Rule]()
     for first in unpaired.torch:
         module, name = unpaired.modules.get(first.rpartition(".")[0]), first.replace("bias_ih", "bias_hh")
         if name == first or not isinstance(module, RECURRENT):
             continue
-        if isinstance(module, nn.GRU | nn.GRUCell):
-            size = tensors[first][0] // 3
-            added, rules[name] = (part(name, index, of=(2 * size, size)) for index in (0, 1))
-            rules[first], tensors[name] = summed(first, added), (size,)
+        if isinstance(module, GRUS):
+            *stack, size = tensors[first]
+            added, rules[name] = (part(name, index, of=(size // 3 * 2, size // 3)) for index in (0, 1))
+            rules[first], tensors[name] = summed(first, added), (*stack, size // 3)
         elif name in torch:
             torch.remove(name)
             learns = [module.get_parameter(x.rpartition(".")[2]).requires_grad for x in (first, name)]
             rules[first] = summed(*(first, name)[:: -1 if learns == [False, True] else 1])
-    return replace(unpaired, torch=torch, tensors=tensors, rules=rules)
+    if rules:
+        yield replace(unpaired, torch=torch, tensors=tensors, rules=rules)
+    yield unpaired
 
 
 def _stacks(unpaired: Unpaired) -> list[str]:

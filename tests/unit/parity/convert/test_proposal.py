@@ -207,6 +207,16 @@ ONE: dict[str, tuple[nn.Module, Shapes, list[str], dict[str, Any]]] = {
             )
         },
     ),
+    "a stack of cells with one bias": (
+        Net(cells=[nn.LSTMCell(2, 3) for _ in range(2)]),
+        {"w_x": (2, 2, 12), "w_h": (2, 3, 12), "b": (2, 12)},
+        [],
+        {
+            "w_x": "cells.{}.weight_ih",
+            "w_h": "cells.{}.weight_hh",
+            "b": summed("cells.{}.bias_ih", "cells.{}.bias_hh"),
+        },
+    ),
     "a GRU with one bias, and one of the candidate": (
         Net(rnn=nn.GRUCell(2, 3)),
         {"cells.0.w_x": (2, 9), "cells.0.w_h": (3, 9), "cells.0.b": (9,), "cells.0.b_n": (3,)},
