@@ -12,7 +12,12 @@ import numpy as np
 from jaxddp.parity.lazy_arrays import Arrays
 
 FAULT = "sum_moved_once"  # in the catalogue
-VALUES = ("params", "update", "averaged")  # beginnings of stages that add up; of others the first summand counts
+VALUES = (
+    "params",
+    "update",
+    "averaged",
+    "buffers",
+)  # beginnings of stages that add up; of others the first counts
 
 
 class Summand(NamedTuple):

@@ -25,6 +25,7 @@ from jaxddp.parity.convert.layouts import (
     transposition,
 )
 from jaxddp.parity.convert.outputs import Index, Target, index_of, outputs_of_each, rows_of_part, text_of
+from jaxddp.parity.excerpts import LARGE
 from jaxddp.parity.port.rules import NUMBER, Names, Rule
 from jaxddp.parity.sums import Summand
 
@@ -203,8 +204,8 @@ class Pieces:
         self, jax: str, shape: Shape, place: tuple[int, ...], targets: list[Target], entry: Entry
     ) -> Iterator[Piece]:
         """Yield the pieces of an array that is a sum of torch's vectors: the first, and those that are added to it."""
-        if any(len(target.shape) != 1 for target in targets):
-            raise NoTwinError("all must be vectors")
+        if any(len(target.shape) != 1 or target.shape[0] > LARGE for target in targets):
+            raise NoTwinError(f"all must be vectors of at most {LARGE} elements")
         pairs = zip(targets, entry.rule.summands, strict=True)
         targets = [one if rule.part is None else one.part(rows_of_part(rule, one)) for one, rule in pairs]
         (first,) = self._of_layer(jax, shape, place, targets[:1], entry)

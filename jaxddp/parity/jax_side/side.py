@@ -207,8 +207,9 @@ def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, pa
         if (piece.torch in learns) != (piece.jax in params):
             one, other = ("a parameter", "none") if piece.torch in learns else ("a buffer", "a parameter")
             raise InputError(f"names: torch's {piece.torch} is {one}, and jax's {piece.jax} is {other}")
-        if piece.summand and learns[piece.torch].requires_grad > learns[piece.summand.first].requires_grad:
-            raise InputError(f"names: {piece.jax}: {piece.summand.first} is frozen; name {piece.torch} first")
+        ends = (piece.summand.first, piece.torch) if piece.summand else ()
+        if [name in learns and learns[name].requires_grad for name in ends] == [False, True]:
+            raise InputError(f"names: {piece.jax}: {ends[0]} is frozen; name {piece.torch} first")
     frozen = [name for name, parameter in learns.items() if not parameter.requires_grad]
     if frozen and port.clip_grad_norm is not None and port.flax_step is None:
         raise InputError(

@@ -349,7 +349,7 @@ def test_a_vector_may_be_a_sum_of_torchs(shapes: Shapes, names: Names, expected:
 
 
 BAD_SUMS = {
-    "matrices": (summed("weight_ih_l0", "weight_hh_l0"), "all must be vectors"),
+    "matrices": (summed("weight_ih_l0", "weight_hh_l0"), "all must be vectors of at most 131072 elements"),
     "the shorter first": (
         summed(part("bias_hh_l0", 0, of=(8, 4)), "bias_ih_l0"),
         r"jax's b \(12,\) cannot be torch's bias_hh_l0 \(8,\)",

@@ -11,6 +11,7 @@ import torch
 from jax import numpy as jnp
 from torch import nn
 
+from jaxddp.errors import InputError
 from jaxddp.parity import Recorder, compare_runs, part, summed
 from jaxddp.parity.recordings.names import read_names
 from jaxddp.parity.report.report import Report
@@ -22,9 +23,9 @@ def batch_of(step: int) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(step).normal(size=(5, 3, 3))}
 
 
-def train_torch(folder: Path, model: nn.LSTM) -> None:
+def train_torch(folder: Path, model: nn.LSTM, limit: int) -> None:
     optimizer = torch.optim.Adam([x for x in model.parameters() if x.requires_grad], lr=1e-2)
-    recorder = Recorder(folder, steps=STEPS)
+    recorder = Recorder(folder, steps=STEPS, limit=limit)
     recorder.watch(model, optimizer)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -61,14 +62,14 @@ def train_jax(folder: Path, params: dict[str, Any], b2: float = 0.999, swapped: 
         recorder.step(batch_of(step), loss, grads=gradients, updates=updates, params=params, opt_state=state)
 
 
-def compared(folder: Path, frozen: bool, **of_jax: Any) -> Report:
+def compared(folder: Path, frozen: bool, limit: int = 1000, **of_jax: Any) -> Report:
     torch.manual_seed(0)
     model = nn.LSTM(3, 4, batch_first=True, dtype=torch.float64)
     if frozen:
         model.bias_hh_l0.requires_grad_(False)
     w_x, w_h, *biases = (x.detach().numpy().copy() for x in model.parameters())
     with jax.enable_x64(True):
-        train_torch(folder / "torch", model)
+        train_torch(folder / "torch", model, limit)
         train_jax(folder / "jax", {"w_x": w_x.T, "w_h": w_h.T, "b": sum(biases)}, **of_jax)
         return compare_runs(folder / "torch", folder / "jax")
 
@@ -99,6 +100,11 @@ def test_a_fault_beside_the_sum_is_found(fault: str, frozen: bool, tmp_path: Pat
     report = compared(tmp_path, frozen, **options)
     assert report.differences[0].stage == stage, str(report)
     assert {one.stage for one in report.differences} == ({stage} if frozen else {stage, "update"})
+
+
+def test_a_sum_of_excerpts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="torch: bias_hh_l0: a sum of excerpts; must be recorded with"):
+        compared(tmp_path, frozen=False, limit=8)
 
 
 def test_a_table_with_a_sum_is_read_from_a_file(tmp_path: Path) -> None:
