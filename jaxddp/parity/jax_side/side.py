@@ -203,14 +203,14 @@ def _restored(flax_restore: Callable[[Any], Any], trees: ModelTrees, state: Trai
 
 def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, params: Params) -> None:
     """Check that both frameworks train the same parameters, and that jaxddp's clipping would include no frozen one."""
+    trained = {name for name, parameter in learns.items() if parameter.requires_grad}
     for piece in converter.pieces:
         if (piece.torch in learns) != (piece.jax in params):
             one, other = ("a parameter", "none") if piece.torch in learns else ("a buffer", "a parameter")
             raise InputError(f"names: torch's {piece.torch} is {one}, and jax's {piece.jax} is {other}")
-        ends = (piece.summand.first, piece.torch) if piece.summand else ()
-        if [name in learns and learns[name].requires_grad for name in ends] == [False, True]:
-            raise InputError(f"names: {piece.jax}: {ends[0]} is frozen; name {piece.torch} first")
-    frozen = [name for name, parameter in learns.items() if not parameter.requires_grad]
+        if piece.summand and piece.summand.first not in trained and piece.torch in trained:
+            raise InputError(f"names: {piece.jax}: {piece.summand.first} is frozen; name {piece.torch} first")
+    frozen = [name for name in learns if name not in trained]
     if frozen and port.clip_grad_norm is not None and port.flax_step is None:
         raise InputError(
             f"clip_grad_norm: torch's norm leaves out {frozen[0]}, which is frozen, and jaxddp's does not; "
