@@ -169,12 +169,20 @@ def test_a_cell_with_one_bias_is_equal_but_for_an_update(tmp_path: Path, workers
     assert {stage for stage, result in report.stages.items() if result.is_beyond} == {"update"}
 
 
-@pytest.mark.parametrize("own", ["", OWN_STEP], ids=["jaxddp's step", "own step"])
-@pytest.mark.parametrize("changes", [(FROZEN,), TWICE], ids=["one is trained", "both updates are made"])
+EQUAL: dict[str, tuple[tuple[Change, ...], str]] = {
+    "one is trained": ((FROZEN,), ""),
+    "one is trained, clipped": ((FROZEN,), CLIPS),
+    "one is trained, own step": ((FROZEN,), STEP),
+    "both updates are made": (TWICE, ""),
+    "both updates are made, own step": (TWICE, OWN_STEP),
+}
+
+
+@pytest.mark.parametrize(("changes", "more"), EQUAL.values(), ids=EQUAL)
 def test_a_port_that_moves_the_sum_as_torch_does_is_equal(
-    changes: tuple[Change, ...], own: str, tmp_path: Path, workers: Workers
+    changes: tuple[Change, ...], more: str, tmp_path: Path, workers: Workers
 ) -> None:
-    report = checked(tmp_path, workers, replaced(PORT, *changes) + own)
+    report = checked(tmp_path, workers, replaced(PORT, *changes) + more)
     assert report.verdict == "equal" and not report.idle, str(report)
 
 

@@ -210,7 +210,7 @@ def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, pa
             raise InputError(f"names: torch's {piece.torch} is {one}, and jax's {piece.jax} is {other}")
         if piece.summand and piece.summand.first not in trained and piece.torch in trained:
             raise InputError(f"names: {piece.jax}: {piece.summand.first} is frozen; name {piece.torch} first")
-    frozen = [name for name in learns if name not in trained]
+    frozen = [piece.torch for piece in converter.pieces if not piece.summand and piece.torch in learns.keys() - trained]
     if frozen and port.clip_grad_norm is not None and port.flax_step is None:
         raise InputError(
             f"clip_grad_norm: torch's norm leaves out {frozen[0]}, which is frozen, and jaxddp's does not; "
