@@ -212,14 +212,10 @@ class Pieces:
         yield first
         rows = [np.arange(*one.shape) if one.rows is None else one.rows for one in targets]
         for target, others in zip(targets[1:], rows[1:], strict=True):
-            yield replace(
-                first,
-                torch=target.name,
-                torch_shape=target.shape,
-                jax_outputs=index_of(np.arange(len(others)), 0),
-                torch_outputs=index_of(target.rows, 0),
-                summand=Summand(first.torch, rows[0][: len(others)], target.name, others),
-            )
+            summand = Summand(first.torch, rows[0][: len(others)], target.name, others)
+            added = replace(first, torch=target.name, torch_shape=target.shape, summand=summand)
+            ends = index_of(np.arange(len(others)), 0), index_of(target.rows, 0)
+            yield replace(added, jax_outputs=ends[0], torch_outputs=ends[1])
 
     def _layouts(
         self, jax: str, shape: Shape, torch: Shape, target: Target, entry: Entry
