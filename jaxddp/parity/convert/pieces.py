@@ -211,6 +211,8 @@ class Pieces:
         (first,) = self._of_layer(jax, shape, place, targets[:1], entry)
         yield first
         rows = [np.arange(*one.shape) if one.rows is None else one.rows for one in targets]
+        if max(map(len, rows)) > len(rows[0]):
+            raise NoTwinError(f"the first, {first.torch_name}, must be the longest")
         for target, others in zip(targets[1:], rows[1:], strict=True):
             summand = Summand(first.torch, rows[0][: len(others)], target.name, others)
             added = replace(first, torch=target.name, torch_shape=target.shape, summand=summand)

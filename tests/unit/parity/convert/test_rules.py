@@ -354,14 +354,19 @@ BAD_SUMS = {
         summed(part("bias_hh_l0", 0, of=(8, 4)), "bias_ih_l0"),
         r"jax's b \(12,\) cannot be torch's bias_hh_l0 \(8,\)",
     ),
+    "a longer one added": (
+        summed(part("bias_hh_l0", 0, of=(8, 4)), "bias_ih_l0"),
+        r"the first, bias_hh_l0\[0:8\], must be the longest",
+    ),
     "no such tensor": (summed("bias_ih_l0", "bias_hh"), r"jax's b \(12,\) has no twin in torch, bias_hh is not there"),
 }
 
 
 @pytest.mark.parametrize(("rule", "message"), BAD_SUMS.values(), ids=BAD_SUMS)
 def test_a_sum_that_does_not_fit_is_named_in_one_line(rule: Rule, message: str) -> None:
+    size = 8 if "longest" in message else 12
     with pytest.raises(InputError, match=f'names: "b": summed.*{message}$'):
-        Converter(nn.GRU(2, 4), {"b": (12,), "weight_ih_l0": (12, 2), "weight_hh_l0": (12, 4)}, {"b": rule})
+        Converter(nn.GRU(2, 4), {"b": (size,), "weight_ih_l0": (12, 2), "weight_hh_l0": (12, 4)}, {"b": rule})
 
 
 def test_outputs_that_no_part_maps_are_listed() -> None:
