@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxddp.parity.checking import check
-    from jaxddp.parity.port import Port, flattened, fused, part, transposed
+    from jaxddp.parity.port import Port, flattened, fused, part, summed, transposed
     from jaxddp.parity.recorder.recorder import Recorder
     from jaxddp.parity.recordings.compare import compare_runs
     from jaxddp.parity.report.report import Report
 
-__all__ = ["Port", "Recorder", "Report", "check", "compare_runs", "flattened", "fused", "part", "transposed"]
+__all__ = ["Port", "Recorder", "Report", "check", "compare_runs", "flattened", "fused", "part", "summed", "transposed"]
 
-_RULES = ("flattened", "fused", "part", "transposed")  # of a port's `names`
+_RULES = ("flattened", "fused", "part", "summed", "transposed")  # of a port's `names`
 _HOMES = {
     **{"check": "checking", "Report": "report.report", "Port": "port", **dict.fromkeys(_RULES, "port")},
     **{"Recorder": "recorder.recorder", "compare_runs": "recordings.compare"},

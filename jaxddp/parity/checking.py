@@ -192,7 +192,7 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False,
         differences, diff = with_patches(runs, evidence, searches, differences, partial(_drifts_freely, searches))
     if patch and searches.ended and differences:
         untried.append(PATCHES)
-    exercised = idle(evidence.torch, reference_clipping(runs.facts))
+    exercised = idle(evidence.torch, reference_clipping(runs.facts), evidence.summands)
     grown = [] if differences else grown_rounding(free, rate_rounding)
     return Report(
         port=runs.case.name,
@@ -245,7 +245,7 @@ def _free_running(runs: Runs, evidence: Evidence, searches: InterruptibleSearche
     """Compare both sides on their own, over the steps of the evidence."""
 
     def compared(records: Records) -> dict[str, StageResult]:
-        return free_running(runs.start, runs.torch, records, len(evidence.torch), rounding)
+        return free_running(runs.start, runs.torch, records, len(evidence.torch), rounding, evidence.summands)
 
     rounding = evidence.judgement.rate_rounding
     free = compared(runs.free)

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.stored_tensors import StoredTensors, write_tensors
+from jaxddp.parity.sums import Summand, folded
 
 Tensors = dict[str, np.ndarray]
 Record = Mapping[str, Tensors]  # stage -> tensors, after one step
@@ -84,13 +85,14 @@ class StoredRecord(Mapping[str, Tensors]):
     Args:
         paths: one file per rank, rank 0's first.
         stacked: stages that every rank recorded; their arrays are stacked to (world_size, ...). Others are rank 0's.
+        summands: see `jaxddp.parity.sums`.
 
     Attributes:
         notes: rank 0's notes.
     """
 
-    def __init__(self, paths: Sequence[Path], stacked: Sequence[str]):
-        self._stacked = stacked
+    def __init__(self, paths: Sequence[Path], stacked: Sequence[str], summands: Sequence[Summand] = ()):
+        self._stacked, self._summands = stacked, summands
         self._files = [_File(path) for path in paths]
         self._full = paths[0].with_suffix(_FULL)
         metadata = self._files[0].metadata
@@ -101,9 +103,8 @@ class StoredRecord(Mapping[str, Tensors]):
         if stage not in self._stages:
             raise KeyError(stage)
         if stage not in self._stacked:
-            return self._files[0].read(stage)
-        of_ranks = [file.read(stage) for file in self._files]
-        return stacked(of_ranks)
+            return dict(folded(stage, self._files[0].read(stage), self._summands))
+        return stacked([dict(folded(stage, file.read(stage), self._summands)) for file in self._files])
 
     def full(self, stage: str) -> Arrays:
         """Return a stage of rank 0 with full tensors where they were written, else excerpts.
@@ -212,16 +213,19 @@ class Records(Lazy[StoredRecord]):
         folders: one folder per rank, rank 0's first.
         stacked: see `StoredRecord`.
         owner: object to keep alive with the records, such as a `Scratch` folder.
+        summands: see `jaxddp.parity.sums`; some may be added later.
     """
 
-    def __init__(self, folders: Sequence[Path], stacked: Sequence[str] = (), owner: Any = None):
-        self._folders, self._stacked, self._owner = folders, stacked, owner
+    def __init__(
+        self, folders: Sequence[Path], stacked: Sequence[str] = (), owner: Any = None, summands: Sequence[Summand] = ()
+    ):
+        self._folders, self._stacked, self._owner, self._summands = folders, stacked, owner, summands
         self._complete = 0
-        super().__init__(self._written, lambda index: StoredRecord(self._files(index), stacked))
+        super().__init__(self._written, lambda index: StoredRecord(self._files(index), stacked, summands))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folders alone: the process that has the owner keeps them."""
-        return Records, (self._folders, self._stacked)
+        return Records, (self._folders, self._stacked, None, self._summands)
 
     def _written(self) -> int:
         """Return the number of steps that every process has written."""

@@ -26,6 +26,7 @@ from jaxddp.parity.port.port import PREFIX
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.progress import DRAW, FLOAT32, FORCED, FREE, Progress
 from jaxddp.parity.records import Lazy, Records, RecordWriter, Scratch, StoredRecord, is_large_model, shapes_of
+from jaxddp.parity.sums import Summand
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import DrawWeights, Steps, Summary, rank_folder
 from jaxddp.parity.torch_side.widened import NarrowConstants
@@ -60,6 +61,7 @@ class Runs:
         starts: tensors in which the port's replicas start differently -> largest difference.
         names: proposed table of names, with rules as text; {}: none.
         no_twin: proposed constants; (): none.
+        summands: elements of torch's vectors that jax's arrays add to others; torch's records are read accordingly.
         problems: runs that failed, and why.
         torch, jax: float64 records; jax's run is forced.
         free: float64 records of jax's free run.
@@ -77,6 +79,7 @@ class Runs:
         self.starts: dict[str, float] = {}
         self.names: dict[str, str] = {}
         self.no_twin: tuple[str, ...] = ()
+        self.summands: list[Summand] = []
         self.torch, self.torch32 = self._torch("torch64"), self._torch("torch32")
         self.jax, self.free, self.jax32 = self._jax("jax64"), self._jax("free"), self._jax("jax32")
 
@@ -170,7 +173,8 @@ class Runs:
         judgement = judge(torch, of_jax, self.facts, self.summary.optimizer, self.summary.highest)
         judgement.shapes |= {name: x for name, x in shapes_of(self.start).items() if name in judgement.shapes}
         paths = self.path("torch64"), self.path("jax64")
-        return Evidence(self.case, self.facts, self.summary, self.start, torch, of_jax, *paths, judgement)
+        records = torch, of_jax, *paths
+        return Evidence(self.case, self.facts, self.summary, self.start, *records, judgement, self.summands)
 
     def _draw(self) -> None:
         """Draw torch's weights, and check that each jax array and each draw of the losses has a twin."""
@@ -187,6 +191,7 @@ class Runs:
         self.case = replace(self.case, casts=self.facts.casts)
         for found in answers:
             self.names, self.no_twin = found.names, found.no_twin
+            self.summands += found.summands
             if found.without_twin:
                 self.problems.append(Problem("port", "names", found.without_twin.removeprefix("names: ")))
             self._pair(self.case, of_torch, found.draws)
@@ -264,7 +269,7 @@ class Runs:
         return self._scratch.path / name
 
     def _torch(self, name: str) -> Records:
-        return torch_records(self.path(name), self.case.world_size)
+        return torch_records(self.path(name), self.case.world_size, summands=self.summands)
 
     def _jax(self, name: str) -> Records:
         return jax_records(self.path(name))

@@ -117,7 +117,7 @@ ORDER = [
 ]
 PARITY_ORDER = [
     ["lazy_arrays"],
-    ["stored_tensors"],
+    ["stored_tensors", "sums"],
     ["port", "records", "excerpts", "fingerprints", "catalogue", "environment", "family", "stopping", "operations"],
     ["user_code"],
     ["processes", "case_interface", "findings", "convert", "progress"],
@@ -138,6 +138,7 @@ NEITHER = (
     "records.py",
     "lazy_arrays.py",
     "stored_tensors.py",
+    "sums.py",
     "excerpts.py",
     "fingerprints.py",
     "operations.py",

@@ -44,6 +44,11 @@ EDITS: dict[str, Fault] = {
         "alpha=eta_min / lr) for CosineAnnealingLR, jaxddp.schedules.step(lr, step_size, gamma) for StepLR, with t in "
         "steps if torch calls scheduler.step() after each step",
     ),
+    "sum_moved_once": Fault(
+        "torch trains several vectors where jax has their sum, which then moves by several updates",
+        "train one of torch's alone, with the others set to 0 and frozen (requires_grad_(False)), or give jax's layer "
+        "as many arrays",
+    ),
     "rate_rounded": Fault(
         "the learning rate is computed in float32 on one side, or a part of it",
         "compute the rate from Python's numbers, in float64, as torch's schedulers do; torch's ASGD and "

@@ -7,14 +7,16 @@ import numpy as np
 from jaxddp.errors import listed
 from jaxddp.parity.compare.clipping import Clipping
 from jaxddp.parity.records import Record, full_norm
+from jaxddp.parity.sums import Summand
 
 
-def idle(records: Sequence[Record], clipping: Clipping) -> Iterator[str]:
+def idle(records: Sequence[Record], clipping: Clipping, summands: Sequence[Summand] = ()) -> Iterator[str]:
     """Yield a sentence on clipping that never acts, and one on tensors whose gradient is always 0.
 
     Args:
         records: the reference's steps.
         clipping: how the reference clips.
+        summands: see `jaxddp.parity.sums`; the reference's records are folded.
 
     >>> steps = [{"gradients": {"dead.weight": np.zeros(2), "head.weight": np.ones(1)}}]
     >>> print(*idle(steps, Clipping(5.0)), sep="\\n")
@@ -31,7 +33,7 @@ def idle(records: Sequence[Record], clipping: Clipping) -> Iterator[str]:
         value = max(float(np.abs(x).max(initial=0.0)) for record in records for x in record["gradients"].values())
         if value <= most:
             yield f"Clipping at {most:g} was not tested: the largest element of the gradients is {value:.3g}."
-    dead = set.intersection(*map(_of_zeros, records))
+    dead = set.intersection(*map(_of_zeros, records)) - {summand.other for summand in summands}
     if dead:
         names = listed(sorted(dead), joint=", ")
         yield f"All gradients of {names} are 0, so their layers were not tested."

@@ -113,15 +113,23 @@ class Converter:
         self.tied, self.pieces = models.tied, match.pieces
         self._shapes, self._tensors = models.shapes, models.tensors  # the models themselves may be large
 
-    def to_jax(self, tensors: Arrays) -> dict[str, np.ndarray]:
-        """Convert a torch state_dict to jax arrays, which may be views of the tensors."""
+    def to_jax(self, tensors: Arrays, adds: bool = True) -> dict[str, np.ndarray]:
+        """Convert a torch state_dict to jax arrays, which may be views of the tensors.
+
+        Without `adds`, convert gradients: that of a sum is that of its first summand.
+        """
         arrays: dict[str, np.ndarray] = {}
         in_torch_layout: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
         for piece in self.pieces:
+            if piece.summand and not adds:
+                continue
             value = tensors[piece.torch][piece.torch_outputs]
             if piece.jax_outputs:
-                value = _put(in_torch_layout, (piece.jax, piece.place), piece.shape, piece.jax_outputs, value)
+                several = {} if piece.summand else in_torch_layout
+                value = _put(several, (piece.jax, piece.place), piece.shape, piece.jax_outputs, value)
             converted = piece.layouts.to_jax(value)
+            if piece.summand:
+                converted = arrays[piece.jax][piece.place] + converted
             if piece.place:
                 _put(arrays, piece.jax, self._shapes[piece.jax], piece.place, converted)
             else:
@@ -129,7 +137,7 @@ class Converter:
         return arrays
 
     def to_torch(self, arrays: Mapping[str, Any], library: Any = np) -> dict[str, Any]:
-        """Convert jax arrays to torch tensors, tied ones under each of their names.
+        """Convert jax arrays to torch tensors, tied ones under each of their names; summands but the first are 0.
 
         Args:
             arrays: some or all of the model's arrays, or gradients, updates or moments of them.
@@ -140,6 +148,7 @@ class Converter:
             if piece.jax not in arrays:
                 continue
             value = piece.layouts.to_torch(library.asarray(arrays[piece.jax])[piece.place])[piece.jax_outputs]
+            value = library.zeros_like(value) if piece.summand else value
             if piece.torch_outputs:
                 _put(tensors, piece.torch, self._tensors[piece.torch], piece.torch_outputs, value, library)
             else:

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from jaxddp.parity.convert.layouts import EMBEDDINGS, NORMS, Shape, Shapes, squeezed
+from jaxddp.parity.convert.layouts import EMBEDDINGS, GRUS, NORMS, Shape, Shapes, squeezed
 from jaxddp.parity.convert.pieces import PROJECTIONS
 from jaxddp.parity.convert.similar_names import pair_off
+from jaxddp.parity.port.rules import Rule
 from jaxddp.parity.records import COUNTER
 
 Kind = tuple[str, Shape]  # kind of a layer, and the sizes of its arrays; of a bare array, its shape
@@ -31,6 +32,7 @@ class Unpaired:
         torch: names of torch tensors, in the order of their layers' use.
         shapes, tensors: shapes of jax's arrays and of torch's tensors.
         modules: torch's modules by name.
+        rules: names of torch's that stand for a rule.
     """
 
     jax: Sequence[str]
@@ -38,6 +40,7 @@ class Unpaired:
     shapes: Shapes
     tensors: Shapes
     modules: Mapping[str, nn.Module]
+    rules: Mapping[str, Rule] = field(default_factory=dict)
 
     def with_projections(self) -> "Unpaired":
         """Return the arrays with those of torch's attentions as layers query, key, value and out."""
@@ -50,14 +53,17 @@ class Unpaired:
         jax, torch = ([name for name in of_side if name not in names] for of_side in (self.jax, self.torch))
         return replace(self, jax=jax, torch=torch)
 
-    def optional(self) -> tuple[set[str], set[str]]:
-        """Return arrays that one side alone may have, in layers that do not pair off; and those of another size."""
+    def optional(self) -> tuple[set[str], ...]:
+        """Return arrays of layers that do not pair off, which one side alone may have; those of another size; GRUs'."""
         pairs, sizes = paired_layers(self), {n: math.prod(x) for n, x in (*self.shapes.items(), *self.tensors.items())}
         split = {name: name.rpartition(".") for name in (*self.jax, *self.torch)}
         left = pairs.jax.keys() | pairs.torch.keys()
         every = {name for name, (layer, _, leaf) in split.items() if leaf in OPTIONAL and left & {layer, name}}
         alone = {sizes[name] for name in self.jax} ^ {sizes[name] for name in self.torch}
-        return every, {name for name in every if sizes[name] in alone}
+        hidden = {
+            name for name in self.torch if "bias_hh" in name and isinstance(self.modules.get(split[name][0]), GRUS)
+        }
+        return every, {name for name in every if sizes[name] in alone}, hidden
 
     def in_order(self, jax_order: Sequence[str], torch_order: Sequence[str]) -> "Unpaired":
         """Return the arrays in the order of these layers, or arrays; others come last."""

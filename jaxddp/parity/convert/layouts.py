@@ -24,7 +24,7 @@ NORMS = (
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+RECURRENT, GRUS = (nn.RNNBase, nn.RNNCellBase), (nn.GRU, nn.GRUCell)
 LAYERS = (nn.Linear, nn.MultiheadAttention, *CONVOLUTIONS, *TRANSPOSED, *RECURRENT)
 TORCHS = ("weight", "embedding")  # beginnings of names of matrices in torch's layout, where the shape fits both
 

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import nn
@@ -25,7 +25,9 @@ from jaxddp.parity.convert.layouts import (
     transposition,
 )
 from jaxddp.parity.convert.outputs import Index, Target, index_of, outputs_of_each, rows_of_part, text_of
+from jaxddp.parity.excerpts import LARGE
 from jaxddp.parity.port.rules import NUMBER, Names, Rule
+from jaxddp.parity.sums import Summand
 
 OF_HAIKU = {"w": "weight", "b": "bias", "embeddings": "weight"}
 OF_OTHERS = {"kernel": "weight", "embedding": "weight", **OF_HAIKU}
@@ -49,6 +51,7 @@ class Piece:
         order: order of the jax array's axes, "(in, out)", where its shape does not show it; "": it does.
         other_axes: axes of the tensor in another order that jax's array may have: neither its shape nor the
             convention of its name nor a layer of the same class shows which; (): one does.
+        summand: the tensor is added to that of an earlier piece, like this; None: it is not.
     """
 
     jax: str
@@ -62,11 +65,12 @@ class Piece:
     layouts: Layouts = field(compare=False)
     order: str = ""
     other_axes: Shape = ()
+    summand: Summand | None = field(default=None, compare=False)
 
     @property
     def torch_name(self) -> str:
         """Name of the tensor, with the outputs if the piece is a part of it."""
-        return self.torch + text_of(self.torch_outputs)
+        return ("+ " if self.summand else "") + self.torch + text_of(self.torch_outputs)
 
     @property
     def jax_name(self) -> str:
@@ -120,7 +124,8 @@ class Pieces:
         for place in np.ndindex(shape[:depth]):
             numbers = [self._numbers(layer, place) for layer in entry.rule.layers]
             targets = [self._target(path, jax, shape) for path in entry.paths(numbers)]
-            yield from self._of_layer(jax, shape[depth:], place, targets, entry)
+            of_layer = self._of_sum if entry.rule.summands else self._of_layer
+            yield from of_layer(jax, shape[depth:], place, targets, entry)
 
     def _check_count(self, jax: str, shape: Shape, entry: Entry) -> None:
         """Raise unless torch has as many layers as jax's stack."""
@@ -194,6 +199,25 @@ class Pieces:
             )
             for target, some in zip(targets, outputs, strict=True)
         ]
+
+    def _of_sum(
+        self, jax: str, shape: Shape, place: tuple[int, ...], targets: list[Target], entry: Entry
+    ) -> Iterator[Piece]:
+        """Yield the pieces of an array that is a sum of torch's vectors: the first, and those that are added to it."""
+        if any(len(target.shape) != 1 or target.shape[0] > LARGE for target in targets):
+            raise NoTwinError(f"all must be vectors of at most {LARGE} elements")
+        pairs = zip(targets, entry.rule.summands, strict=True)
+        targets = [one if rule.part is None else one.part(rows_of_part(rule, one)) for one, rule in pairs]
+        (first,) = self._of_layer(jax, shape, place, targets[:1], entry)
+        yield first
+        rows = [np.arange(*one.shape) if one.rows is None else one.rows for one in targets]
+        if max(map(len, rows)) > len(rows[0]):
+            raise NoTwinError(f"the first, {first.torch_name}, must be the longest")
+        for target, others in zip(targets[1:], rows[1:], strict=True):
+            summand = Summand(first.torch, rows[0][: len(others)], target.name, others)
+            added = replace(first, torch=target.name, torch_shape=target.shape, summand=summand)
+            ends = index_of(np.arange(len(others)), 0), index_of(target.rows, 0)
+            yield replace(added, jax_outputs=ends[0], torch_outputs=ends[1])
 
     def _layouts(
         self, jax: str, shape: Shape, torch: Shape, target: Target, entry: Entry

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from jaxddp.errors import listed
 from jaxddp.parity.convert.layer_pairs import OF_FLAX, Kind, Pairs, Unpaired, paired_arrays, paired_layers
-from jaxddp.parity.convert.layouts import Shape
+from jaxddp.parity.convert.layouts import GRUS, RECURRENT, Shape
 from jaxddp.parity.convert.lines import Table, folded
-from jaxddp.parity.port.rules import NUMBER, Names, Rule, fused, part
+from jaxddp.parity.port.rules import NUMBER, Names, Rule, fused, part, summed
 
 Group = tuple[tuple[str, ...], tuple[str, ...]]  # layers of jax and of torch that are one another
 
@@ -67,7 +67,7 @@ def propose(unpaired: Unpaired, tied: Mapping[str, str], fits: Callable[[Table],
     ways = [(one, paired_layers(one)) for each in several for one in _with_stacks(each)]
     ways.sort(key=lambda way: bool(way[1].jax or way[1].torch))  # first those without fused layers
     others = unpaired.shapes.keys() - {*unpaired.jax}
-    by_array = ((one, paired_arrays(one)) for each in several for one in _with_stacks(each))
+    by_array = ((x, paired_arrays(x)) for each in several for one in _with_stacks(each) for x in _with_sums(one))
     for one, pairs in itertools.chain(ways, by_array):
         orders = [order for order in _orders(one, pairs) if fits(_narrowed({**pairs.pairs, **order}, one))]
         if orders:
@@ -91,7 +91,7 @@ def _narrowed(lines: Table, unpaired: Unpaired) -> Table:
         arrays = [name for name in direct if name.rpartition(".")[2] in OF_FLAX] or direct
         tensors = [name for name in unpaired.tensors if name.rpartition(".")[0] == torch]
         is_alone = len(inside) > len(arrays) == len(tensors) == 1
-        narrowed |= {arrays[0]: tensors[0]} if is_alone else {jax: torch}
+        narrowed |= {arrays[0]: tensors[0]} if is_alone else {jax: unpaired.rules.get(str(torch), torch)}
     return narrowed
 
 
@@ -113,6 +113,26 @@ def _with_stacks(unpaired: Unpaired) -> Iterator[Unpaired]:
     for number in range(len(stacks) + 1):
         for chosen in itertools.combinations(stacks, number):
             yield _stacked(unpaired, chosen)
+
+
+def _with_sums(unpaired: Unpaired) -> Iterator[Unpaired]:
+    """Yield the arrays with the two biases of torch's recurrent layers as one, and what a GRU keeps of the second."""
+    torch, tensors, rules = [*unpaired.torch], dict(unpaired.tensors), dict[str, Rule]()
+    for first in unpaired.torch:
+        module, name = unpaired.modules.get(first.rpartition(".")[0]), first.replace("bias_ih", "bias_hh")
+        if name == first or not isinstance(module, RECURRENT):
+            continue
+        if isinstance(module, GRUS):
+            *stack, size = tensors[first]
+            added, rules[name] = (part(name, index, of=(size // 3 * 2, size // 3)) for index in (0, 1))
+            rules[first], tensors[name] = summed(first, added), (*stack, size // 3)
+        elif name in torch:
+            torch.remove(name)
+            learns = [module.get_parameter(x.rpartition(".")[2]).requires_grad for x in (first, name)]
+            rules[first] = summed(*(first, name)[:: -1 if learns == [False, True] else 1])
+    if rules:
+        yield replace(unpaired, torch=torch, tensors=tensors, rules=rules)
+    yield unpaired
 
 
 def _stacks(unpaired: Unpaired) -> list[str]:

@@ -188,7 +188,7 @@ def _explain_model(
         paths = evidence.start, evidence.torch_folder, evidence.jax_folder
         between = None if layer is None else (layer.before, layer.torch)
         job = ForwardDiagnosis(source, bool(stages), "buffers" in first, steps, *paths, world_size, compared, between)
-        job = replace(job, thrifty=evidence.is_large, reading=reading)
+        job = replace(job, thrifty=evidence.is_large, reading=reading, summands=evidence.summands)
         of_model, of_buffers = searches.run(lambda: searches.workers.torch.do(job)[0]) or (None, None)
     differences: list[Difference] = []
     if stages:

@@ -11,6 +11,7 @@ from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts
 from jaxddp.parity.records import StoredRecord, Tensors
+from jaxddp.parity.sums import Summand, folded
 from jaxddp.parity.torch_side.rank import Summary
 
 LONG_REPLAYS = 2**22  # parameters of a model whose replays take long
@@ -27,6 +28,7 @@ class Evidence:
         jax: the port's records, each step taken from the reference's weights.
         torch_folder, jax_folder: folders of these records.
         judgement: comparison of the two.
+        summands: see `jaxddp.parity.sums`; the reference's records are folded.
     """
 
     case: AnyCase
@@ -38,6 +40,7 @@ class Evidence:
     torch_folder: Path
     jax_folder: Path
     judgement: Judgement
+    summands: Sequence[Summand] = ()
 
     @property
     def is_large(self) -> bool:
@@ -46,4 +49,5 @@ class Evidence:
 
     def before(self, step: int) -> Tensors:
         """Return the parameters before a step, counted from 0; excerpts of large ones."""
-        return excerpts(self.start) if step == 0 else self.torch[step - 1]["params"]
+        start = folded("params", excerpts(self.start), self.summands)
+        return dict(start) if step == 0 else self.torch[step - 1]["params"]

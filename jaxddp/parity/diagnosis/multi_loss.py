@@ -232,6 +232,7 @@ def _of_one_optimizer(evidence: Evidence, step: int) -> tuple[str, ...]:
     groups, tensor = evidence.torch[step].notes["groups"], evidence.judgement.first["gradients"].tensor
     numbers = {group[NUMBER] for group in groups if tensor in group["names"]}
     held = {name for group in groups if group[NUMBER] in numbers for name in group["names"]}
+    held -= {summand.other for summand in evidence.summands}
     return tuple(name for name in evidence.torch[step]["gradients"] if name in held)
 
 

@@ -80,7 +80,7 @@ class CheckedStep:
         """
         stage: Params = stages[self.side.given if self.side.given in stages else "gradients"]
         of_jax = self.side.to_torch(slices_of(stage, 0)) if len(of_torch) < len(stage) else {}
-        return self.side.from_torch(Joined(of_torch, of_jax, start))[0]
+        return self.side.from_torch(Joined(of_torch, of_jax, start), adds=False)[0]
 
     def of_custom_step(self, after: TrainState, params: Params) -> dict[str, Tensors]:
         """Return the updates and the optimizer's state after a custom step, under torch's names."""

@@ -95,7 +95,7 @@ class ExcerptProgram(CheckedStep):
 
     def given(self, stages: Stages, of_torch: Arrays, start: Arrays) -> Params:
         """Return the reference's gradients, and jax's where torch has none; see `CheckedStep.given`."""
-        return self.side.from_torch(Joined(of_torch, slices_of(stages[LACKING], 0), start))[0]
+        return self.side.from_torch(Joined(of_torch, slices_of(stages[LACKING], 0), start), adds=False)[0]
 
     def of_custom_step(self, after: TrainState, params: Params) -> dict[str, Tensors]:
         """Return nothing, because these stages are among the program's."""

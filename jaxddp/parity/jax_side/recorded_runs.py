@@ -164,7 +164,7 @@ def given_gradients(reference: Trajectory, step: int, side: JaxSide) -> Params:
     """Return the gradients that the reference gives its optimizers in a step, from 0; zeros where it gives none."""
     given = full(reference.records[step], side.given)
     zeros = {name: np.zeros_like(x) for name, x in reference.start.items() if name not in given}
-    return side.from_torch(Joined(given, zeros))[0]
+    return side.from_torch(Joined(given, zeros), adds=False)[0]
 
 
 def _program(

@@ -43,7 +43,7 @@ class JaxSide:
         replica_step: the step, with its optimizer.
         to_torch: maps jax arrays, or their gradients, to torch's names and layouts; with `jax.numpy` as its second
             argument, within a program.
-        from_torch: maps torch's tensors to parameters and buffers.
+        from_torch: maps torch's tensors to parameters and buffers; gradients with `adds=False`, see `Converter.to_jax`.
         given: stage of the reference whose gradients the optimizer is given in a forced run.
         start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
         restore: state -> state, saving and loading, called after `restore_at` steps; None: never.
@@ -54,7 +54,7 @@ class JaxSide:
 
     replica_step: ReplicaStep | CustomStep | MultiLossStep
     to_torch: Callable[..., dict[str, Any]]
-    from_torch: Callable[[Arrays], tuple[Params, Buffers]]
+    from_torch: Callable[..., tuple[Params, Buffers]]
     given: str = "clipped_gradients"
     start: Callable[[Params, int], Mapping[str, Any]] | None = None
     restore: Callable[[TrainState], TrainState] | None = None
@@ -84,7 +84,7 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> JaxSide
         assert library is np, "the step of a built-in model returns full tensors"
         return torch_weights.to_torch(arrays)
 
-    return JaxSide(step, to_torch, lambda tensors: torch_weights.from_torch(tensors, *like))
+    return JaxSide(step, to_torch, lambda tensors, adds=True: torch_weights.from_torch(tensors, *like))
 
 
 def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = (), wide: bool = False) -> JaxSide:
@@ -129,8 +129,8 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
         """Convert to torch's tensors, tied ones under their first name unless jax holds them as several arrays."""
         return {name: x for name, x in converter.to_torch(arrays, library).items() if name not in shared}
 
-    def from_torch(tensors: Arrays) -> tuple[Params, Buffers]:
-        converted = converter.to_jax(under_all_names(tensors, converter.tied))
+    def from_torch(tensors: Arrays, adds: bool = True) -> tuple[Params, Buffers]:
+        converted = converter.to_jax(under_all_names(tensors, converter.tied), adds)
         arrays = {name: jnp.asarray(x) for name, x in converted.items()} | without_twin
         return cast({name: arrays[name] for name in names}, dtype), cast({n: arrays[n] for n in buffers}, dtype)
 
@@ -204,11 +204,14 @@ def _restored(flax_restore: Callable[[Any], Any], trees: ModelTrees, state: Trai
 
 def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, params: Params) -> None:
     """Check that both frameworks train the same parameters, and that jaxddp's clipping would include no frozen one."""
+    trained = {name for name, parameter in learns.items() if parameter.requires_grad}
     for piece in converter.pieces:
         if (piece.torch in learns) != (piece.jax in params):
             one, other = ("a parameter", "none") if piece.torch in learns else ("a buffer", "a parameter")
             raise InputError(f"names: torch's {piece.torch} is {one}, and jax's {piece.jax} is {other}")
-    frozen = [name for name, parameter in learns.items() if not parameter.requires_grad]
+        if piece.summand and piece.summand.first not in trained and piece.torch in trained:
+            raise InputError(f"names: {piece.jax}: {piece.summand.first} is frozen; name {piece.torch} first")
+    frozen = [piece.torch for piece in converter.pieces if not piece.summand and piece.torch in learns.keys() - trained]
     if frozen and port.clip_grad_norm is not None and port.flax_step is None:
         raise InputError(
             f"clip_grad_norm: torch's norm leaves out {frozen[0]}, which is frozen, and jaxddp's does not; "

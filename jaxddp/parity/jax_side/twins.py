@@ -27,6 +27,7 @@ from jaxddp.parity.jax_side.names_trial import NamesTrial
 from jaxddp.parity.port import Names, Port, errors_located
 from jaxddp.parity.port.draws import Draw
 from jaxddp.parity.processes import Tell
+from jaxddp.parity.sums import Summand
 from jaxddp.parity.torch_side.layers import LayerCalls
 from jaxddp.parity.torch_side.probe import Probe, may_flatten, probe
 from jaxddp.parity.torch_side.side import check_real
@@ -41,12 +42,14 @@ class FoundTwins:
         names: a table of names that may help.
         no_twin: constants of the port, and others that may be constants; (): no others.
         draws: the draws of the jax loss, or why it cannot be computed.
+        summands: elements of torch's vectors that jax's arrays add to others.
     """
 
     without_twin: str = ""
     names: dict[str, str] = field(default_factory=dict)
     no_twin: tuple[str, ...] = ()
     draws: tuple[Draw, ...] | InputError | None = None
+    summands: tuple[Summand, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ class FindTwins:
             settled, _ = trial.settle(lines)
             changed = {name: twin for name, twin in settled.items() if lines[name] != twin}
             names = _as_text({**port.names, **changed}) if changed else {}
-        return FoundTwins(names=names, draws=self._draws())
+        summands = tuple(piece.summand for piece in converter.pieces if piece.summand)
+        return FoundTwins(names=names, draws=self._draws(), summands=summands)
 
     def _draws(self) -> tuple[Draw, ...] | InputError:
         """Return the draws of the jax loss, or why it cannot be computed."""

@@ -15,7 +15,7 @@ This package imports neither framework.
 
 from jaxddp.parity.port.loading import FileError, PortFile, PortSource, load_port
 from jaxddp.parity.port.port import Facts, Port
-from jaxddp.parity.port.rules import Names, Rule, flattened, fused, part, transposed
+from jaxddp.parity.port.rules import Names, Rule, flattened, fused, part, summed, transposed
 from jaxddp.scripts import errors_located
 
 __all__ = [
@@ -31,5 +31,6 @@ __all__ = [
     "fused",
     "load_port",
     "part",
+    "summed",
     "transposed",
 ]

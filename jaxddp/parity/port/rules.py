@@ -5,14 +5,16 @@
         "qkv": fused("q", "k", "v"),                  # one jax layer holds the outputs of three torch layers
         "query": part("c_attn", 0, of=3),             # a jax layer is the first third of torch's outputs
         "user": part("table", 0, of=(6040, 3706)),    # a jax table is the first 6040 rows of torch's
+        "cell.bias": summed("lstm.bias_ih_l0", "lstm.bias_hh_l0"),  # a cell with one bias, where torch has two
         "pos_embed": transposed("pos_embed", (1, 0, 2)),
         "Dense_0": flattened("fc1", (64, 7, 7)),      # torch flattens (C, H, W), jax (H, W, C)
     }
 
-Rules only permute elements, so gradients, updates and moments convert as the weights do. A name in a rule may contain
-"{}", too. Imports neither framework.
+Rules only permute elements, so gradients, updates and moments convert as the weights do; of a sum see
+`jaxddp.parity.sums`. A name in a rule may contain "{}", too. Imports neither framework.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -33,6 +35,7 @@ class Rule:
             None: (parts, outputs of each).
         axes: axes of torch's tensor in jax's order; None: the layout of torch's layer.
         image: shape (C, ...) of the image that torch flattens before the layer; jax flattens (..., C).
+        summands: torch's vectors, or parts of them, whose sum jax's array is; (): it is no sum.
     """
 
     layers: tuple[str, ...]
@@ -41,8 +44,12 @@ class Rule:
     heads: int | None = None
     axes: tuple[int, ...] | None = None
     image: tuple[int, ...] | None = None
+    summands: tuple["Rule", ...] = ()
 
     def __repr__(self) -> str:
+        if self.summands:
+            summands = (quoted(x.layers[0]) if x.part is None else repr(x) for x in self.summands)
+            return f"{summed.__name__}({', '.join(summands)})"
         names = ", ".join(map(quoted, self.layers))
         heads = "" if self.heads is None else f", heads={self.heads}"
         if self.axes is not None:
@@ -113,6 +120,25 @@ def part(layer: str, index: int, of: int | tuple[int, ...], heads: int | None = 
     return _with_heads(rule)
 
 
+def summed(*names: str | Rule) -> Rule:
+    """Map a jax vector to the sum of torch's, such as a cell's only bias to the two of torch's LSTM.
+
+    Args:
+        names: torch's vectors, or parts; the first is the longest, and shorter ones are added to its first elements.
+
+    Raises:
+        InputError: there are fewer than two, or another rule among them.
+
+    >>> summed("gru.bias_ih_l0", part("gru.bias_hh_l0", 0, of=(8, 4)))
+    summed("gru.bias_ih_l0", part("gru.bias_hh_l0", 0, of=(8, 4)))
+    """
+    summands = tuple(x if isinstance(x, Rule) else Rule((x,)) for x in names)
+    rule = Rule(tuple(x.layers[0] for x in summands), summands=summands)
+    if len(names) < 2 or any(x.layers[1:] or x.axes or x.image for x in summands):
+        raise InputError(f"names: {rule}: must be at least 2 names, or parts")
+    return rule
+
+
 def transposed(name: str, axes: tuple[int, ...]) -> Rule:
     """Map a jax array to a torch tensor whose axes are in another order: jax = transpose(torch, axes).
 
@@ -151,7 +177,7 @@ def flattened(layer: str, shape: tuple[int, ...]) -> Rule:
     return rule
 
 
-RULES = (fused, part, transposed, flattened)
+RULES = (fused, part, summed, transposed, flattened)
 
 
 def _with_heads(rule: Rule) -> Rule:
@@ -181,8 +207,8 @@ def source(value: str | Rule) -> str:
 def rules_in(values: Iterable[str | Rule]) -> list[str]:
     """Return the names of the functions that make these rules or texts of rules; ignore names of layers."""
     known = {rule.__name__ for rule in RULES}
-    calls = (str(value).partition("(") for value in values)
-    return sorted({name for name, bracket, _ in calls if bracket and name in known})
+    calls = (re.findall(r"(\w+)\(", re.sub(r'"(\\.|[^"\\])*"', "", str(value))) for value in values)
+    return sorted({name for of_value in calls for name in of_value} & known)
 
 
 def check_names(names: Names) -> None:

@@ -64,7 +64,7 @@ class Alignment:
     def _of_group(
         self, converter: Converter, arrays: Sequence[str], tensors: Iterable[str], shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, _Twin]:
-        starts = np.cumsum([0, *(math.prod(self._shapes[name]) for name in arrays)])
+        starts = np.cumsum([1, *(math.prod(self._shapes[name]) for name in arrays)])
         every = {
             name: np.arange(start, start + math.prod(self._shapes[name]), dtype=np.int64).reshape(self._shapes[name])
             for name, start in zip(arrays, starts, strict=False)
@@ -158,7 +158,7 @@ def _by_kind(stage: Tensors, align: Callable[[Tensors], Tensors]) -> Tensors:
 def _groups(converter: Converter) -> list[tuple[list[str], list[str]]]:
     """Return the smallest groups of JAX's arrays and torch's tensors that hold the same elements."""
     of_torch: dict[str, set[str]] = {}
-    for piece in converter.pieces:
+    for piece in (one for one in converter.pieces if one.summand is None):
         of_torch.setdefault(converter.tied.get(piece.torch, piece.torch), set()).add(piece.jax)
     groups: list[tuple[set[str], list[str]]] = []
     for tensor, arrays in of_torch.items():

@@ -109,6 +109,9 @@ class Comparison:
         self._replicas = torch_run.world_size
         self._twins: Twins = find_twins(torch_run, jax_run, names)
         converter = self._twins.converter
+        torch_run.summands += [] if converter is None else [x.summand for x in converter.pieces if x.summand]
+        if large := [x.other for x in torch_run.summands if torch_run.shapes[x.first][0] > torch_run.limit]:
+            raise InputError(f"{torch_run.folder}: {large[0]}: a sum of excerpts; must be recorded with a larger limit")
         self._alignment = None if converter is None else Alignment(converter, torch_run, jax_run)
         self._examples = numbered(self._torch, self._jax, self._replicas, self._epsilon)
         judge = Judge(torch_run, jax_run, self._alignment, self._examples)

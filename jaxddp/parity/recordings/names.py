@@ -103,7 +103,7 @@ def _evaluated(node: ast.expr) -> Any:
         if make is None:
             raise ValueError(f"calls {ast.unparse(node.func)}")
         options = {one.arg: ast.literal_eval(one.value) for one in node.keywords if one.arg is not None}
-        return make(*map(ast.literal_eval, node.args), **options)
+        return make(*map(_evaluated, node.args), **options)
     return ast.literal_eval(node)
 
 

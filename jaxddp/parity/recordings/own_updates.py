@@ -12,6 +12,7 @@ from jaxddp.parity.recordings.causes import replay, rounding_of_updates
 from jaxddp.parity.recordings.judgement import located_at
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import sizes_of
+from jaxddp.parity.sums import FAULT
 
 STATE_CHANGES = ("optimizer_state_changes_before", "optimizer_state_changes_after")
 
@@ -86,5 +87,9 @@ def foreign_cause(run: Recording, foreign: Located) -> Cause:
     if parts := changed_state(run, (foreign.step - 1, foreign.step)):
         says = f"torch changes its optimizer's state ({parts}) before its update at step {foreign.step}"
     fix = "do the same in jax's program, or leave it out in torch's"
+    given = run.steps[foreign.step]["gradients"]
+    if apart := [x.other for x in run.summands if x.first == foreign.tensor and {x.first, x.other} <= given.keys()]:
+        says = f"torch moves {', '.join([foreign.tensor, *apart])} by an update each, jax their sum by one"
+        return Cause.of((FAULT,), (says,), 0.0, measured=f"the other update is {foreign.residual:.2g} of all")
     measured = f"without it, {kind}'s update of {foreign.tensor} would be another: residual {foreign.residual:.2g}"
     return Cause(("foreign_update",), (says,), (fix,), 0.0, measured=measured)

@@ -10,6 +10,7 @@ from jaxddp.errors import InputError, listed
 from jaxddp.parity.recorder.files import LINES, rank_folder
 from jaxddp.parity.recordings.lines import LOCAL, Part, read_part
 from jaxddp.parity.records import Tensors
+from jaxddp.parity.sums import Summand, folded
 
 
 class RecordedStep:
@@ -20,8 +21,8 @@ class RecordedStep:
         notes: notes of the first process.
     """
 
-    def __init__(self, number: int, parts: Sequence[Part]):
-        self.number, self.notes, self._parts = number, parts[0].lines[number], parts
+    def __init__(self, number: int, parts: Sequence[Part], summands: Sequence[Summand]):
+        self.number, self.notes, self._parts, self._summands = number, parts[0].lines[number], parts, summands
 
     def __getitem__(self, stage: str) -> Tensors:
         """Return a stage's tensors, {} if the step does not show it; local ones (replicas, ...).
@@ -29,8 +30,8 @@ class RecordedStep:
         Examples of unequal batches are those of one replica: rank 0's come first.
         """
         if stage not in LOCAL:
-            return self._files[0].get(stage, {})
-        of_ranks = [file.get(stage, {}) for file in self._files]
+            return dict(folded(stage, self._files[0].get(stage, {}), self._summands))
+        of_ranks = [folded(stage, file.get(stage, {}), self._summands) for file in self._files]
         axis = int(stage == "samples" and len({*self.sizes}) > 1)
         if axis:
             of_ranks = [{name: x.reshape(1, -1, *x.shape[2:]) for name, x in of_rank.items()} for of_rank in of_ranks]
@@ -64,6 +65,7 @@ class Recording:
         unfinished: the step within which the recording ends, because its run was killed or goes on; None: it ends
             with a whole step of every process.
         left_out: steps, behind the last of `steps`, that some processes have finished.
+        summands: see `jaxddp.parity.sums`.
 
     Raises:
         InputError: there is no recording, a process's part is missing, or a file is damaged.
@@ -85,7 +87,8 @@ class Recording:
             raise InputError(f"{folder}: damaged: {listed(lacking, joint=', ')} lacks step {self.left_out[0]}")
         ends = [*self.left_out, *(part.unfinished for part in parts if part.unfinished is not None)]
         self.unfinished: int | None = min(ends, default=None)
-        self.steps = {number: RecordedStep(number, parts) for number in sorted(common)}
+        self.summands: list[Summand] = []
+        self.steps = {number: RecordedStep(number, parts, self.summands) for number in sorted(common)}
 
     def _read(self) -> list[Part]:
         """Return the parts of all processes."""

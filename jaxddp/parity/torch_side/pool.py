@@ -9,6 +9,7 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.parity.case_interface import LOCAL_STAGES, AnyCase, Trajectory, micro_batches_of
 from jaxddp.parity.processes import STARTING, Child, ChildError, Watch, answers, end_all
 from jaxddp.parity.records import Records, Scratch, Tensors
+from jaxddp.parity.sums import Summand
 from jaxddp.parity.torch_side.rank import Steps, TorchJob, rank_folder, serve
 
 # Stages that every rank records; the others are recorded by rank 0 only.
@@ -93,12 +94,12 @@ class TorchPool:
         self._ranks = []
 
 
-def torch_records(folder: Path, world_size: int, owner: Any = None) -> Records:
+def torch_records(folder: Path, world_size: int, owner: Any = None, summands: Sequence[Summand] = ()) -> Records:
     """Return the ranks' records: shared stages of rank 0, per-rank stages stacked.
 
     Args:
         folder: parent of the ranks' folders.
         world_size: number of ranks.
-        owner: object to keep alive with the records.
+        owner, summands: see `Records`.
     """
-    return Records([rank_folder(folder, rank) for rank in range(world_size)], STACKED, owner)
+    return Records([rank_folder(folder, rank) for rank in range(world_size)], STACKED, owner, summands)

@@ -165,7 +165,7 @@ CONFIGURED = {"configure_optimizers": list, "flax_optimizer": optax.sgd(1)}
         ({"names": ["fc"]}, "names: must be a dictionary, and is list"),
         (
             {"names": {"fc": None}},
-            "names: 'fc': must be a name in torch, or fused, part, transposed, flattened; is None",
+            "names: 'fc': must be a name in torch, or fused, part, summed, transposed, flattened; is None",
         ),
         (
             OWN | {"flax_optimizer": "adam"},

@@ -36,6 +36,7 @@ from jaxddp.parity.records import (
     shapes_of,
     steps_in_memory,
 )
+from jaxddp.parity.sums import Summand
 from jaxddp.parity.torch_side.made_lines import lines_of_layers, noted
 from jaxddp.parity.torch_side.rank import batch_sizes, rank_folder
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
@@ -62,6 +63,7 @@ class ForwardDiagnosis:
         loss: the loss of a `torch_step` to explain; "" if the port has one loss.
         moved: parameters whose updates are explained in place of the loss, see `ModelEvidence`.
         received: parameters whose gradients, as the step's optimizer gets them, are explained in place of the loss.
+        summands: see `jaxddp.parity.sums`.
         reading: the port's program; its step is counted from 0; None: it was not read.
         world_size: number of ranks that run the job.
     """
@@ -81,6 +83,7 @@ class ForwardDiagnosis:
     reading: Reading | None = None
     moved: tuple[str, ...] = ()
     received: tuple[str, ...] = ()
+    summands: Sequence[Summand] = ()
     world_size: int = 1
 
     def run(self, world: World, tell: Tell) -> tuple[Ruling | None, Ruling | None]:
@@ -154,7 +157,8 @@ def _explained(job: ForwardDiagnosis, record: StoredRecord) -> Tensors:
         return {name: record["gradients"][name][None] for name in job.received}
     if job.moved:
         return {name: np.stack([record["update"][name]] * job.replicas) for name in job.moved}
-    return {} if job.loss else of_loss(record, "local_gradients")
+    gradients = {} if job.loss else of_loss(record, "local_gradients")
+    return {name: x for name, x in gradients.items() if name not in {one.other for one in job.summands}}
 
 
 def _steps(job: ForwardDiagnosis, side: TorchSide) -> Sequence[ModelStep]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxddp.errors import listed
 from jaxddp.parity.compare.clipping import (
     NOT_CLIPPED,
     Clipping,
@@ -30,6 +31,7 @@ from jaxddp.parity.diagnosis.reduction.faults import NO_MEAN, wrong_means
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, stage_norm, steps_in_memory
+from jaxddp.parity.sums import FAULT
 
 LARGEST_ROUNDING = 1e-9  # of an update; coarser ones cannot support a name
 CLOSE = 1e-9  # relative; of norms
@@ -55,11 +57,12 @@ def differing_update(evidence: Evidence) -> tuple[Located | None, list[Problem],
         what = "the optimizer of a flax_step is judged if torch.optim has it"
         message = f"{what}, and this is {evidence.summary.optimizer}"
         return None, [Problem("port", "update", f"not judged: {message}; see the residuals of the free run")], []
-    for step, of_step in enumerate(residuals, start=1):
+    for step, (of_step, direct) in enumerate(zip(residuals, evidence.judgement.residuals["update"], strict=True), 1):
+        of_step |= {one.first: min(of_step[one.first], direct[one.first]) for one in evidence.summands}
         tensor = max(of_step, key=lambda name: of_step[name])
         if not of_step[tensor] <= evidence.judgement.allowed("update", step):
             return Located(step, tensor, of_step[tensor], evidence.judgement.allowed("update", step)), [], residuals
-    return None, [], residuals
+    return next(iter(_moved_once(evidence)), None), [], residuals
 
 
 def explain_one_of(evidence: Evidence, number: int) -> Ruling:
@@ -81,8 +84,8 @@ def explain_one_of(evidence: Evidence, number: int) -> Ruling:
         rounding=evidence.judgement.update_rounding,
         sizes=evidence.summary.sizes,
     )
-    floor = FLOOR + min(max(evidence.judgement.update_rounding, default=0.0), LARGEST_ROUNDING)
-    return explain_optimizer(one, floor, NEAR if len(set(one.rates)) > 1 else 0.0)
+    ruling = explain_optimizer(one, _floor(evidence), NEAR if len(set(one.rates)) > 1 else 0.0)
+    return _with_sums(evidence, one, ruling)
 
 
 def _norms(record: StoredRecord, groups: list[dict[str, Any]]) -> tuple[float, float]:
@@ -126,14 +129,48 @@ def _groups(record: StoredRecord, number: int) -> list[dict[str, Any]]:
     return [group for group in record.notes["groups"] if group[NUMBER] == number]
 
 
+def _moved_once(evidence: Evidence) -> list[Located]:
+    """Return where jax first moves each sum otherwise than torch, which moves the summands one by one."""
+    judgement, given = evidence.judgement, evidence.torch[0]["clipped_gradients"]
+    places = [
+        Located(step, one.first, of_step[one.first], judgement.allowed("update", step))
+        for one in evidence.summands
+        for step, of_step in enumerate(judgement.residuals["update"], start=1)
+        if one.other in given
+    ]
+    return [*{one.tensor: one for one in reversed(places) if not one.residual <= one.allowed}.values()]
+
+
+def _with_sums(evidence: Evidence, given: OptimizerEvidence, ruling: Ruling) -> Ruling:
+    """Add to what explains the updates that torch moves a sum by an update of each summand: the replay makes one."""
+    once = [one.tensor for one in _moved_once(evidence) if one.tensor in given.steps[0].update]
+    if not once:
+        return ruling
+    left = [] if ruling.named else [x for of_step in reference_residuals(given) or [] for x in of_step.values()]
+    explained = (Hypothesis((), "", max(left)),) if left and max(left) <= _floor(evidence) else ruling.named
+    names = dict.fromkeys([*once, *(one.other for one in evidence.summands if one.first in once)])
+    norm = "" if evidence.facts.clip_grad_norm is None else ", and clips by a norm that counts each"
+    moved = f"torch moves {listed([*names], joint=', ')} by an update each{norm}, jax their sum by one"
+    both = [replace(x, faults=(*x.faults, FAULT), says=f"{x.says}; {moved}".lstrip("; ")) for x in explained]
+    return replace(ruling, named=tuple(both))
+
+
+def _floor(evidence: Evidence) -> float:
+    return FLOOR + min(max(evidence.judgement.update_rounding, default=0.0), LARGEST_ROUNDING)
+
+
 def explain_update(evidence: Evidence) -> Ruling:
     """Name the fault in the optimizer, or in the part of the reduction that the port does not show.
 
     Faults that the run cannot tell apart are named together: for SGD, a sum over the replicas is the
     same as a larger learning rate.
     """
-    scheduled = len(set(evidence.summary.rates)) > 1
     given = _optimizer_evidence(evidence)
+    return _with_sums(evidence, given, _explain_at_rates(evidence, given))
+
+
+def _explain_at_rates(evidence: Evidence, given: OptimizerEvidence) -> Ruling:
+    scheduled = len(set(evidence.summary.rates)) > 1
     # A single fault at rates in float32 is plainer than two at exact ones, and faster to find.
     for deep in (False, True) if scheduled else (True,):
         ruling = _explain(evidence, given, 0.0, deep)
@@ -146,8 +183,7 @@ def explain_update(evidence: Evidence) -> Ruling:
 
 
 def _explain(evidence: Evidence, given: OptimizerEvidence, near: float, deep: bool) -> Ruling:
-    rounding = max(evidence.judgement.update_rounding, default=0.0)
-    floor = FLOOR + min(rounding, LARGEST_ROUNDING)
+    floor = _floor(evidence)
     ruling = explain_optimizer(given, floor, near, deep)
     if evidence.case.world_size == 1 or not _hides_mean(evidence):
         return ruling

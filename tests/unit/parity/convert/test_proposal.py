@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from jaxddp.parity.convert import Converter, NamesError
-from jaxddp.parity.port import fused, part
+from jaxddp.parity.port import fused, part, summed
 
 E = 4
 Shapes = dict[str, tuple[int, ...]]
@@ -91,8 +91,8 @@ OF_TORCH = {f"mha.{name}": f"attn.{name}" for name in (*Q_K_V, "out")}
 CELL: Shapes = {"cells.0.w_x": (2, 12), "cells.0.b_x": (12,), "cells.0.b_h": (12,), "cells.0.w_h": (3, 12)}
 PLAIN: Shapes = {"bias": (5,), **CELL, "embedding": (7, 2), "out": (3, 5)}
 RECURRENT = Net(encoder=nn.Embedding(7, 2), rnn=nn.LSTM(2, 3), decoder=nn.Linear(3, 5))
-OF_CELL = {f"cells.0.{jax}": f"rnn.{torch}" for jax, torch in (("w_x", "weight_ih_l0"), ("w_h", "weight_hh_l0"))}
-OF_CELL |= {f"cells.0.{jax}": f"rnn.{torch}" for jax, torch in (("b_x", "bias_ih_l0"), ("b_h", "bias_hh_l0"))}
+WEIGHTS = {f"cells.0.{jax}": f"rnn.{torch}" for jax, torch in (("w_x", "weight_ih_l0"), ("w_h", "weight_hh_l0"))}
+OF_CELL = WEIGHTS | {f"cells.0.{jax}": f"rnn.{torch}" for jax, torch in (("b_x", "bias_ih_l0"), ("b_h", "bias_hh_l0"))}
 
 # Torch's module, jax's arrays, torch's layers in the order of their use, and the only lines.
 ONE: dict[str, tuple[nn.Module, Shapes, list[str], dict[str, Any]]] = {
@@ -186,6 +186,48 @@ ONE: dict[str, tuple[nn.Module, Shapes, list[str], dict[str, Any]]] = {
         ["encoder", "rnn", "decoder"],
         OF_CELL | {"embedding": "encoder.weight", "out": "decoder.weight", "bias": "decoder.bias"},
     ),
+    "an LSTM with one bias": (
+        Net(rnn=nn.LSTM(2, 3)),
+        {name: x for name, x in CELL.items() if name != "cells.0.b_h"},
+        [],
+        {**WEIGHTS, "cells.0.b_x": summed("rnn.bias_ih_l0", "rnn.bias_hh_l0")},
+    ),
+    "an LSTM with one bias and two layers": (
+        Net(rnn=nn.LSTM(3, 3, 2)),
+        {f"cells.{n}.{name}": shape for n in range(2) for name, shape in (("weight_ih", (12, 3)), ("b", (12,)))}
+        | {f"cells.{n}.weight_hh": (12, 3) for n in range(2)},
+        [],
+        {
+            f"cells.{n}.{jax}": torch
+            for n in range(2)
+            for jax, torch in (
+                ("weight_ih", f"rnn.weight_ih_l{n}"),
+                ("weight_hh", f"rnn.weight_hh_l{n}"),
+                ("b", summed(f"rnn.bias_ih_l{n}", f"rnn.bias_hh_l{n}")),
+            )
+        },
+    ),
+    "a stack of cells with one bias": (
+        Net(cells=[nn.LSTMCell(2, 3) for _ in range(2)]),
+        {"w_x": (2, 2, 12), "w_h": (2, 3, 12), "b": (2, 12)},
+        [],
+        {
+            "w_x": "cells.{}.weight_ih",
+            "w_h": "cells.{}.weight_hh",
+            "b": summed("cells.{}.bias_ih", "cells.{}.bias_hh"),
+        },
+    ),
+    "a GRU with one bias, and one of the candidate": (
+        Net(rnn=nn.GRUCell(2, 3)),
+        {"cells.0.w_x": (2, 9), "cells.0.w_h": (3, 9), "cells.0.b": (9,), "cells.0.b_n": (3,)},
+        [],
+        {
+            "cells.0.w_x": "rnn.weight_ih",
+            "cells.0.w_h": "rnn.weight_hh",
+            "cells.0.b": summed("rnn.bias_ih", part("rnn.bias_hh", 0, of=(6, 3))),
+            "cells.0.b_n": part("rnn.bias_hh", 1, of=(6, 3)),
+        },
+    ),
 }
 
 
@@ -262,10 +304,9 @@ NONE: dict[str, tuple[nn.Module, Shapes, str]] = {
         dense("a.q", "b.k", "c.v"),
         "jax's a.q, b.k, c.v and torch's c_attn: they differ in size or number",
     ),
-    # As of a cell with one bias, where torch's has two: they train differently.
     "other arrays": (
         RECURRENT,
-        {name: x for name, x in PLAIN.items() if name != "cells.0.b_h"},
+        {name: x for name, x in PLAIN.items() if name not in ("cells.0.b_h", "cells.0.b_x")},
         "jax's (model), cells.0.w_x, ",
     ),
 }
@@ -389,3 +430,15 @@ def test_the_layout_of_a_recurrent_layers_matrices_is_read_off_their_shapes(name
     arrays = Converter(module, jax, names).to_jax({name: x.numpy() for name, x in module.state_dict().items()})
     expected = module.weight_ih_l0.detach().numpy()
     np.testing.assert_array_equal(arrays[f"{name}_x"], expected if shape == expected.shape else expected.T)
+
+
+def test_of_a_gru_without_the_candidates_second_bias_the_rest_is_paired() -> None:
+    with pytest.raises(NamesError) as caught:
+        Converter(Net(rnn=nn.GRU(2, 3)), {"dense_i.kernel": (2, 9), "dense_i.bias": (9,), "dense_h.kernel": (3, 9)})
+    found = caught.value.propose()
+    assert found.lines == {
+        "dense_i.kernel": "rnn.weight_ih_l0",
+        "dense_h.kernel": "rnn.weight_hh_l0",
+        "dense_i.bias": summed("rnn.bias_ih_l0", part("rnn.bias_hh_l0", 0, of=(6, 3))),
+    }
+    assert found.why == "torch's rnn.bias_hh_l0 (9,) has no twin in jax for its outputs 6:9" and not found.is_complete

@@ -15,7 +15,8 @@ from transformers.pytorch_utils import Conv1D
 from jaxddp.errors import InputError
 from jaxddp.nn.functional import Functional
 from jaxddp.parity.convert import Converter
-from jaxddp.parity.port import Names, Rule, flattened, fused, part, transposed
+from jaxddp.parity.port import Names, Rule, flattened, fused, part, summed, transposed
+from jaxddp.parity.sums import folded
 
 Shapes = dict[str, tuple[int, ...]]
 E, H, D = 6, 2, 3  # inputs, heads, size of a head
@@ -295,6 +296,79 @@ def test_a_rule_that_does_not_fit_is_named_in_one_line(names: Names, shapes: Sha
     assert "\n" not in str(caught.value)
 
 
+# jax's arrays, the table, and what each is of torch's biases a and b, (12,), of a GRU.
+SUMS: dict[str, tuple[Shapes, Names, Any]] = {
+    "a sum": (
+        {"b": (12,)},
+        {"b": summed("bias_ih_l0", "bias_hh_l0")},
+        lambda a, b: {"b": a + b},
+    ),
+    "a sum in another shape": (
+        {"b": (3, 4)},
+        {"b": summed("bias_ih_l0", "bias_hh_l0")},
+        lambda a, b: {"b": (a + b).reshape(3, 4)},
+    ),
+    "a shorter summand": (
+        {"b": (12,), "b_n": (4,)},
+        {"b": summed("bias_ih_l0", part("bias_hh_l0", 0, of=(8, 4))), "b_n": part("bias_hh_l0", 2, of=3)},
+        lambda a, b: {"b": np.r_[a[:8] + b[:8], a[8:]], "b_n": b[8:]},
+    ),
+    "sums of parts": (
+        {"r": (4,), "z": (4,), "i_n": (4,), "h_n": (4,)},
+        {
+            **{f"{side}_n": part(f"bias_{side}h_l0", 2, of=3) for side in "ih"},
+            **{gate: summed(*(part(f"bias_{side}h_l0", k, of=3) for side in "ih")) for k, gate in enumerate("rz")},
+        },
+        lambda a, b: {"r": a[:4] + b[:4], "z": a[4:8] + b[4:8], "i_n": a[8:], "h_n": b[8:]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("shapes", "names", "expected"), SUMS.values(), ids=SUMS)
+def test_a_vector_may_be_a_sum_of_torchs(shapes: Shapes, names: Names, expected: Any) -> None:
+    module = nn.GRU(2, 4)
+    weights = {f"weight_{side}h_l0": f"weight_{side}h_l0" for side in "ih"}
+    converter = Converter(module, {**shapes, "weight_ih_l0": (12, 2), "weight_hh_l0": (12, 4)}, {**weights, **names})
+    tensors = tensors_of(module)
+    a, b = tensors["bias_ih_l0"], tensors["bias_hh_l0"]
+    arrays = converter.to_jax(tensors)
+    for name, x in expected(a, b).items():
+        np.testing.assert_array_equal(arrays[name], x, name)
+    summands = [piece.summand for piece in converter.pieces if piece.summand]
+    alike = folded("params", tensors, summands)
+    with jax.enable_x64(True):
+        in_program = jax.jit(partial(converter.to_torch, library=jnp))(arrays)
+    for back in (converter.to_torch(arrays), in_program):
+        for name, tensor in alike.items():
+            np.testing.assert_array_equal(back[name], tensor, name)
+    for name, x in converter.to_jax(converter.to_torch(arrays)).items():  # these weights compute the same
+        np.testing.assert_array_equal(x, arrays[name], name)
+    gradients, alone = converter.to_jax(tensors, adds=False), np.where(np.arange(12) < 8, 0, b)
+    for name, x in expected(a, alone if len(shapes) > 1 else 0 * b).items():
+        np.testing.assert_array_equal(gradients[name], x, name)
+
+
+BAD_SUMS = {
+    "matrices": (summed("weight_ih_l0", "weight_hh_l0"), "all must be vectors of at most 131072 elements"),
+    "the shorter first": (
+        summed(part("bias_hh_l0", 0, of=(8, 4)), "bias_ih_l0"),
+        r"jax's b \(12,\) cannot be torch's bias_hh_l0 \(8,\)",
+    ),
+    "a longer one added": (
+        summed(part("bias_hh_l0", 0, of=(8, 4)), "bias_ih_l0"),
+        r"the first, bias_hh_l0\[0:8\], must be the longest",
+    ),
+    "no such tensor": (summed("bias_ih_l0", "bias_hh"), r"jax's b \(12,\) has no twin in torch, bias_hh is not there"),
+}
+
+
+@pytest.mark.parametrize(("rule", "message"), BAD_SUMS.values(), ids=BAD_SUMS)
+def test_a_sum_that_does_not_fit_is_named_in_one_line(rule: Rule, message: str) -> None:
+    size = 8 if "longest" in message else 12
+    with pytest.raises(InputError, match=f'names: "b": summed.*{message}$'):
+        Converter(nn.GRU(2, 4), {"b": (size,), "weight_ih_l0": (12, 2), "weight_hh_l0": (12, 4)}, {"b": rule})
+
+
 def test_outputs_that_no_part_maps_are_listed() -> None:
     names = {"a": part("fc", 0, of=3), "b": part("fc", 2, of=3)}
     with pytest.raises(InputError, match=r"torch's fc.weight \(6, 4\) has no twin in jax for its outputs 2:4;"):
@@ -320,6 +394,8 @@ def test_rows_of_a_table_that_no_part_maps_are_listed() -> None:
         (lambda: part("c", 0, of=(2, 2), heads=2), "heads needs equal parts, of=2"),
         (lambda: part("c", 0, of=3, heads=0), "heads must be at least 1"),
         (lambda: transposed("p", (0, 2)), r'names: transposed\("p", \(0, 2\)\): axes must be a permutation of 0 to 1'),
+        (lambda: summed("b"), r'names: summed\("b"\): must be at least 2 names, or parts'),
+        (lambda: summed("b", fused("a", "c")), "must be at least 2 names, or parts"),
         (lambda: flattened("fc", (3,)), r'names: flattened\("fc", \(3,\)\): must be the shape of an image in torch'),
     ],
 )
@@ -335,10 +411,12 @@ RULES = [
     part("c", 1, of=(2, 4)),
     transposed("p", (1, 0)),
     flattened("fc", (3, 2)),
+    summed("a", "b", "c"),
+    summed(part("a", 0, of=3, heads=2), part("b", 0, of=(2, 4))),
 ]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_the_text_of_a_rule_is_its_source(rule: Rule) -> None:
-    known = {"fused": fused, "part": part, "transposed": transposed, "flattened": flattened}
+    known = {rule.__name__: rule for rule in (fused, part, summed, transposed, flattened)}
     assert eval(repr(rule), known) == rule

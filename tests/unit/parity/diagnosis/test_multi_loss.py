@@ -42,6 +42,7 @@ def evidence(updates: list[dict[str, float]], made: list[set[str]], first: dict[
         ),
         case=SimpleNamespace(world_size=2, torch_source=None),
         is_large=False,
+        summands=(),
         **dict.fromkeys(("start", "torch_folder", "jax_folder")),
     )
 
