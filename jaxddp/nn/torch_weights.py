@@ -122,11 +122,7 @@ def load_weights(path: str | Path, option: str = "--weights") -> dict[str, np.nd
 
 
 def start_values(
-    path: str | Path,
-    params: Params,
-    buffers: Buffers,
-    convert: Convert | None = None,
-    lines: list[str] | None = None,
+    path: str | Path, params: Params, buffers: Buffers, convert: Convert | None = None, lines: list[str] | None = None
 ) -> tuple[Params, Buffers]:
     """Read the values with which training starts from a .safetensors file.
 

@@ -77,10 +77,7 @@ def scan_or_unroll(body: Body[Carry], init: Carry, xs: Any) -> tuple[Carry, Any]
     if _length(xs) == 1 or not slow_in_loops(jax.make_jaxpr(body)(init, _at(xs, 0))):
         return scan(body, init, xs)
     return lax.platform_dependent(
-        init,
-        xs,
-        cpu=lambda init, xs: _unrolled(body, init, xs),
-        default=lambda init, xs: lax.scan(body, init, xs),
+        init, xs, cpu=lambda init, xs: _unrolled(body, init, xs), default=lambda init, xs: lax.scan(body, init, xs)
     )
 
 

@@ -8,13 +8,7 @@ import numpy as np
 
 from jaxddp.parity.compare.judge import ALLOWED, Located
 from jaxddp.parity.diagnosis.as_differences import as_differences
-from jaxddp.parity.diagnosis.cause_lines import (
-    REDUCTION,
-    STEP,
-    read_program,
-    with_function_lines,
-    with_optimizer_lines,
-)
+from jaxddp.parity.diagnosis.cause_lines import REDUCTION, STEP, read_program, with_function_lines, with_optimizer_lines
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN, ForwardDiagnosis
 from jaxddp.parity.diagnosis.forward.reading import Reading

@@ -94,12 +94,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        steps: int | Iterable[int] = 10,
-        *,
-        limit: int = LIMIT,
-        overwrite: bool = False,
+        self, folder: str | Path, steps: int | Iterable[int] = 10, *, limit: int = LIMIT, overwrite: bool = False
     ):
         if not isinstance(folder, str | Path):
             raise InputError(f"Recorder: folder {shortened(repr(folder))}: must be a path")
