@@ -72,7 +72,7 @@ class JaxLoop:
         """Stop watching: there are no hooks."""
 
     def arm(self, values: dict[str, Any]) -> None:
-        """Copy the parameters before the next step; they may be donated to it."""
+        """Copy the parameters before the next step, to which they may be donated, from the values of the last one."""
         parts = self._parts(values)
         params = self._flat(parts["params"], "params") if "params" in parts else {}
         self._before, self._norms = self._taken("params", params)
