@@ -195,12 +195,13 @@ def reason(error: BaseException, most: int = 300) -> str:
 
 
 def described(error: BaseException, most: int = 300) -> str:
-    """Return an exception's type and what it says, in one line.
+    """Return an exception's type and what it says, in one line; of a missing package, what installs it.
 
     >>> described(ZeroDivisionError("division by zero")), described(KeyError())
     ('ZeroDivisionError: division by zero', 'KeyError: without a message')
     """
-    return f"{type(error).__name__}: {reason(error, most) if str(error).strip() else 'without a message'}"
+    says = reason(error, most) if str(error).strip() else "without a message"
+    return not_installed(error) or f"{type(error).__name__}: {says}"
 
 
 def tell(line: str) -> None:

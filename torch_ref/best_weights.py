@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxddp.tracking.run_log import RunLog
+from jaxddp.tracking.stopping import is_better
 from torch_ref.local_sgd import shown
 from torch_ref.weights import save_weights
 
@@ -33,9 +34,7 @@ class BestWeights:
         """Write the weights, on rank 0, if the test at this checkpoint is the best one; all ranks must call it."""
         run, config = self._run, self._run.config
         value = metrics.get(config.best_metric, math.nan)
-        sign = 1 if config.best_mode == "min" else -1
-        worse = self.best is not None and not sign * value < sign * self.best
-        if not config.keep_best or config.output is None or math.isnan(value) or worse:
+        if config.output is None or not config.keep_best or not is_better(value, self.best, config.best_mode):
             return
         self.best = value
         with shown(run.state.module, config, run.world):

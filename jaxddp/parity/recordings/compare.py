@@ -12,6 +12,7 @@ import numpy as np
 from jaxddp.errors import InputError, listed
 from jaxddp.parity.catalogue import TorchOptimizer
 from jaxddp.parity.compare.clipping import NOT_CLIPPED
+from jaxddp.parity.compare.examples import examples_in_words
 from jaxddp.parity.compare.judge import Located
 from jaxddp.parity.diagnosis.as_differences import causes_of, next_best
 from jaxddp.parity.diagnosis.search.decide import Ruling
@@ -185,7 +186,7 @@ class Comparison:
             return
         index = self._judgement.numbers.index(located.step)
         torch, jax = (side[index] for side in self._examples)
-        detail = causes.samples_in_words(torch, jax)
+        detail = examples_in_words(torch, jax)
         contiguous_steps = len(contiguous(self._judgement.numbers))
         shapes = {x.shape for side in self._examples for step in side for x in step.values()}
         ruling = Ruling((), None)
@@ -286,7 +287,7 @@ class Comparison:
         has_rates = "hyperparameters" in judgement.first and len(rates) == len(numbers)
         if updates.residuals and not updates.ruling.named and has_rates:  # what else differs may have a name
             others = causes.of_updates(*given, numbers, rates)
-            self._given_rates = bool(others.ruling.named) or not _differs(others)
+            self._given_rates = bool(others.ruling.named) or not others.differ
             updates = others if self._given_rates else updates
         for number, of_step in zip(numbers, updates.residuals or (), strict=False):
             judgement.note("update", judgement.numbers.index(number), of_step, updates.floor, True)
@@ -353,7 +354,3 @@ def _rate(notes: Mapping[str, Any]) -> float | None:
     """Return the learning rate that a step of JAX shows; None: it shows none."""
     shown = notes.get("lr", notes.get("hyperparameters", {}).get("learning_rate"))
     return None if shown is None else float(shown)
-
-
-def _differs(updates: causes.Updates) -> bool:
-    return any(value > updates.floor for of_step in updates.residuals or [] for value in of_step.values())

@@ -25,8 +25,6 @@ Table = dict[str, str | Rule]
 SAME = 1e-6  # relative difference of norms of one tensor on both sides; measured: up to 2e-8 in float32
 MOST_FACTORS = 200  # pairs (height, width) of a flattened image that are tried
 
-__all__ = ["Twins", "find_twins", "read_names"]
-
 
 @dataclass(frozen=True)
 class Twins:

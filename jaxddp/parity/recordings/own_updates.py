@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 from jaxddp.errors import listed
 from jaxddp.parity.compare.judge import Located
-from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerEvidence, OptimizerStep
+from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerStep
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.recordings.aligned import total_norm
-from jaxddp.parity.recordings.causes import replay, rounding_of_updates
+from jaxddp.parity.recordings.causes import as_float, evidence_of, replay, rounding_of_updates
 from jaxddp.parity.recordings.judgement import located_at
 from jaxddp.parity.recordings.run import RecordedStep, Recording
-from jaxddp.parity.recordings.samples import sizes_of
 
 STATE_CHANGES = ("optimizer_state_changes_before", "optimizer_state_changes_after")
 
@@ -46,28 +45,17 @@ def own_updates(run: Recording, numbers: Sequence[int]) -> OwnUpdates | None:
         The comparison; None if the optimizer cannot be replayed.
     """
     steps = [run.steps[number] for number in numbers if not run.steps[number].notes.get("skipped")]
+    if not steps:
+        return OwnUpdates({}, {})
     rounding, floor = rounding_of_updates(steps, steps, run.epsilon)
     floors = {step.number: floor + coarse for step, coarse in zip(steps, rounding, strict=True)}
-    evidence = OptimizerEvidence(
-        str(run.header["optimizer"]),
-        [_optimizer_step(step) for step in steps],
-        [float(step.notes["groups"][0]["lr"]) for step in steps],
-        run.world_size,
-        int(steps[0].notes["micro_batches"]) if steps else 1,
-        None,
-        rounding=rounding,
-        sizes=sizes_of(steps[0], run.world_size) if steps else {},
-    )
-    residuals = replay(evidence, run) if steps else []
-    if residuals is None:
-        return None
-    return OwnUpdates(dict(zip(floors, residuals, strict=True)), floors)
+    residuals = replay(evidence_of(run, steps, [*map(_optimizer_step, steps)], rounding), run)
+    return None if residuals is None else OwnUpdates(dict(zip(floors, residuals, strict=True)), floors)
 
 
 def _optimizer_step(step: RecordedStep) -> OptimizerStep:
-    update, params = ({n: x.astype(float) for n, x in step[stage].items()} for stage in ("update", "params"))
     stage = "clipped_gradients" if step["clipped_gradients"] else "gradients"
-    gradients = {name: x.astype(float) for name, x in step[stage].items()}
+    update, params, gradients = (as_float(step[shown]) for shown in ("update", "params", stage))
     unused = frozenset(update.keys() - gradients.keys())
     return OptimizerStep(step.notes["groups"], params, gradients, unused, update, norm=total_norm(step, stage))
 

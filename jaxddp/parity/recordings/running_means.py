@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxddp.parity.compare.residuals import MOVED
 from jaxddp.parity.recordings.aligned import Alignment
-from jaxddp.parity.recordings.outside import OutsideChanges
+from jaxddp.parity.recordings.outside import OutsideChanges, norm
 from jaxddp.parity.recordings.run import Recording
 from jaxddp.parity.records import Tensors, stage_norm
 
@@ -62,9 +62,9 @@ def running_means(
                 apart[number] = np.subtract(*(side[name].astype(float) for side in sides))
         added = {n: (x - (1 - share) * apart[n - 1]) / share for n, x in apart.items() if n - 1 in apart}
         left = _explained(added, [*_candidates(shifts, params, added)])
-        is_explained = np.mean([_norm(left[n]) <= LEFT * _norm(x) for n, x in added.items()] or [False]) >= 0.5
+        is_explained = np.mean([norm(left[n]) <= LEFT * norm(x) for n, x in added.items()] or [False]) >= 0.5
         remaining[name] = {
-            n: None if not is_explained and _norm(apart[n]) <= PASSED_ON * stage_norm(shifts[n]) else share * x
+            n: None if not is_explained and norm(apart[n]) <= PASSED_ON * stage_norm(shifts[n]) else share * x
             for n, x in left.items()
         }
     return remaining
@@ -98,8 +98,4 @@ def _explained(added: Steps, candidates: list[Steps]) -> Steps:
 
 
 def _typical(steps: Steps) -> float:
-    return float(np.median([_norm(x) for x in steps.values()]))
-
-
-def _norm(x: np.ndarray) -> float:
-    return float(np.linalg.norm(x))
+    return float(np.median([norm(x) for x in steps.values()]))
