@@ -185,8 +185,7 @@ def _first(evidence: Evidence, names: Collection[str]) -> Located | None:
         allowed = evidence.judgement.allowed("update", step)
         beyond = {name: x for name, x in of_step.items() if name in names and not x <= allowed}
         if beyond:
-            tensor = max(beyond, key=lambda name: beyond[name])
-            return Located(step, tensor, beyond[tensor], allowed)
+            return Located.worst(step, beyond, allowed)
     return None
 
 

@@ -2,10 +2,9 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -283,7 +282,8 @@ class Comparison:
         clipping = self._clipping or NOT_CLIPPED
         given = self._torch_run, self._jax_run, outside, clipping
         updates = causes.of_updates(*given, numbers)
-        rates = [rate for number in numbers if (rate := _rate(self._jax_run.steps[number].notes)) is not None]
+        steps = [self._jax_run.steps[number].hyperparameters for number in numbers]
+        rates = [shown["learning_rate"] for shown in steps if "learning_rate" in shown]
         has_rates = "hyperparameters" in judgement.first and len(rates) == len(numbers)
         if updates.residuals and not updates.ruling.named and has_rates:  # what else differs may have a name
             others = causes.of_updates(*given, numbers, rates)
@@ -311,10 +311,10 @@ class Comparison:
     def _rates(self, located: Located) -> str:
         """Describe a hyperparameter that differs."""
         index = self._judgement.numbers.index(located.step)
-        torch, jax = self._torch[index].notes["groups"][0], self._jax[index].notes
+        torch, jax = self._torch[index].notes["groups"][0], self._jax[index].hyperparameters
         if located.tensor != "learning_rate":
             return ""
-        return f"learning rate {_rate(jax):.6g} at step {located.step}, the reference has {torch['lr']:.6g}"
+        return f"learning rate {jax['learning_rate']:.6g} at step {located.step}, the reference has {torch['lr']:.6g}"
 
     def _explained(self, stage: str, located: Located, ruling: Ruling, detail: str = "") -> Iterator[Difference]:
         """Yield a difference for each cause, or one without."""
@@ -348,9 +348,3 @@ def _difference(
     return Difference(
         stage, located.step, located.tensor, located.residual, located.allowed, cause=cause, detail=text, needs=needs
     )
-
-
-def _rate(notes: Mapping[str, Any]) -> float | None:
-    """Return the learning rate that a step of JAX shows; None: it shows none."""
-    shown = notes.get("lr", notes.get("hyperparameters", {}).get("learning_rate"))
-    return None if shown is None else float(shown)

@@ -9,7 +9,6 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerStep
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.recordings.aligned import total_norm
 from jaxddp.parity.recordings.causes import as_float, evidence_of, replay, rounding_of_updates
-from jaxddp.parity.recordings.judgement import located_at
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 
 STATE_CHANGES = ("optimizer_state_changes_before", "optimizer_state_changes_after")
@@ -30,7 +29,7 @@ class OwnUpdates:
     @property
     def foreign(self) -> Located | None:
         """First update that is not the optimizer's; None: there is none."""
-        located = (located_at(number, tensors, self.floors[number]) for number, tensors in self.residuals.items())
+        located = (Located.worst(number, tensors, self.floors[number]) for number, tensors in self.residuals.items())
         return next((step for step in located if step.residual > step.allowed), None)
 
 

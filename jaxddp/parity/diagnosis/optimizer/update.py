@@ -56,9 +56,9 @@ def differing_update(evidence: Evidence) -> tuple[Located | None, list[Problem],
         message = f"{what}, and this is {evidence.summary.optimizer}"
         return None, [Problem("port", "update", f"not judged: {message}; see the residuals of the free run")], []
     for step, of_step in enumerate(residuals, start=1):
-        tensor = max(of_step, key=lambda name: of_step[name])
-        if not of_step[tensor] <= evidence.judgement.allowed("update", step):
-            return Located(step, tensor, of_step[tensor], evidence.judgement.allowed("update", step)), [], residuals
+        located = Located.worst(step, of_step, evidence.judgement.allowed("update", step))
+        if not located.residual <= located.allowed:
+            return located, [], residuals
     return None, [], residuals
 
 
