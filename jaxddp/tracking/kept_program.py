@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from jaxddp.config import TrainerConfig
 from jaxddp.config.checks import flag
-from jaxddp.errors import InputError, listed, reason
-from jaxddp.files import check_regular, write_atomically
+from jaxddp.errors import InputError, listed
+from jaxddp.files import read_json, write_atomically
 from jaxddp.program import Program, default_config
 from jaxddp.scripts import import_root, users_file
 from jaxddp.tracking.run_folder import CONFIG_FILE, PROGRAM_FILE, PROGRAM_FOLDER, load_config
@@ -63,17 +63,18 @@ def resumed_configs(folder: Path, default: Config) -> tuple[Config, Config]:
         return saved, dataclasses.replace(saved, **_edits(folder, program, default))
 
 
-def check_resumes(config: TrainerConfig, saved: TrainerConfig) -> None:
+def check_resumes(config: TrainerConfig, saved: TrainerConfig, default: TrainerConfig) -> None:
     """Check that a run can continue; an error about a value that its file has set names the file.
+
+    Args:
+        saved, default: see `resumed_configs`.
 
     Raises:
         InputError: see `TrainerConfig.check_resumes`.
     """
-    program = getattr(type(config), "PROGRAM", None)
-    edited = (
-        {} if program is None else _edits(Path(config.resume or ""), program, default_config(program, TrainerConfig))
-    )
-    with _as_written(program, {name for name, value in edited.items() if getattr(config, name) == value}):
+    names = [f.name for f in dataclasses.fields(config) if getattr(default, f.name) != getattr(saved, f.name)]
+    edited = {name for name in names if getattr(config, name) == getattr(default, name)}
+    with _as_written(getattr(type(config), "PROGRAM", None), edited):
         config.check_resumes(saved)
 
 
@@ -182,13 +183,9 @@ def program_changes(folder: Path, program: Program) -> list[str]:
 
 def _saved(folder: Path) -> dict[str, Any] | None:
     path = folder / PROGRAM_FILE
-    check_regular(f"{path}", path)
-    try:
-        saved = json.loads(path.read_text())
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({reason(error)})") from None
+    saved = read_json(path)
     statements = saved.get("statements") if isinstance(saved, dict) else None
     right = isinstance(statements, dict) and all(isinstance(of_file, dict) for of_file in statements.values())
     if not right or not isinstance(saved.get("file"), str) or not isinstance(saved.get("flags", {}), dict):

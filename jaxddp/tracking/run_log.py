@@ -12,7 +12,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
 from jaxddp.config import TrainerConfig
@@ -166,9 +165,7 @@ class RunLog:
         if self._digests is not None:
             save_digests(self._digests, output)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._console.close()
         if self._output is None:
             return
