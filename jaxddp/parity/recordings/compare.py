@@ -25,7 +25,7 @@ from jaxddp.parity.recordings.judge import ALLOWED, MOST_APART, Judge, contiguou
 from jaxddp.parity.recordings.names import Twins, find_twins
 from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.own_updates import changed_state, foreign_cause, own_updates
-from jaxddp.parity.recordings.remarks import are_paired, outside_cause, remarks
+from jaxddp.parity.recordings.remarks import are_paired, outside_cause, problems, remarks, start_cause, unseen
 from jaxddp.parity.recordings.run import EPSILONS, Recording
 from jaxddp.parity.recordings.samples import numbered
 from jaxddp.parity.report.report import Report
@@ -36,10 +36,6 @@ NEEDS = (
 )
 NEEDS_GRADIENTS = (
     "the gradients of all steps from the first on, from which torch's optimizer is replayed: give grads to jax's step"
-)
-START_FIX = (
-    "save torch's weights as safetensors and convert them for the jax model: python -m jaxddp.parity.convert PORT.py "
-    "WEIGHTS.safetensors OUT.safetensors, or load them by the names above"
 )
 
 
@@ -113,19 +109,18 @@ class Comparison:
         self._examples = numbered(self._torch, self._jax, self._replicas, self._epsilon)
         judge = Judge(torch_run, jax_run, self._alignment, self._examples)
         self._judgement, self._outside = judge.judge(), judge.outside
-        self._problems = [*self._found_problems()]
+        self._problems = [*problems(self._twins, self._alignment, self._jax, self._examples)]
         self._clipping = clipping_of(self._torch)
         self._remarks: list[str] = []  # on torch's own updates
         self._given_rates = False  # whether updates are explained given jax's own learning rates
 
     def report(self) -> Report:
         """Return the report."""
-        differences = [*self._start(), *self._samples()]
         of_step = [*self._reduction(), *self._updates()]
-        differences += [*self._model([one.stage for one in of_step if one.cause]), *of_step]
+        of_model = self._model([one.stage for one in of_step if one.cause])
+        differences = [*self._start(), *self._samples(), *of_model, *of_step, *self._outside_changes()]
         if self._given_rates or not any(one.stage == "update" and one.cause for one in differences):
-            differences[len(differences) - len(of_step) :] = [*self._located("hyperparameters"), *of_step]
-        differences += self._outside_changes()
+            differences += self._located("hyperparameters")
         if not differences and self._judgement.first:  # a stage that follows from equal ones
             differences += self._located(min(self._judgement.first, key=ORDER.index))
         order = ("params", *(stage for stage in ORDER if stage != "params"))  # the start comes first
@@ -140,7 +135,7 @@ class Comparison:
             steps=len(judgement.numbers),
             dtype=next(name for name, value in EPSILONS.items() if value == self._epsilon),
             stages=judgement.results(torch_run.shapes),
-            unseen=tuple(self._unseen()),
+            unseen=tuple(unseen(self._jax, self._clipping)),
             free_running=self._drift(),
             losses=tuple((a.notes["loss"], b.notes["loss"]) for a, b in zip(self._torch, self._jax, strict=True)),
             differences=tuple(differences),
@@ -152,32 +147,13 @@ class Comparison:
             environment=environment(),
         )
 
-    def _found_problems(self) -> Iterator[Problem]:
-        twins = self._twins
-        if twins.problem:
-            yield Problem("port", "names", f"{twins.problem}; give a table with --names FILE")
-        if self._alignment is not None and self._alignment.uncovered:
-            says = f"the excerpts of {listed(self._alignment.uncovered, joint=', ')} have no common element"
-            yield Problem("port", "tensors", f"{says}; record with a larger limit")
-        if not any(step["update"] for step in self._jax):
-            yield Problem("jax", "update", "not compared: give updates, or params, to jax's step")
-        if not self._examples[0][0]:
-            yield Problem("port", "samples", "the batches have no entries in common; pass the same arrays to step")
-
     def _start(self) -> Iterator[Difference]:
         """Yield a difference if both sides do not begin with the same parameters; it comes first."""
         located = self._judgement.first.get("params")
-        if located is None:
-            return
-        worst = self._judgement.residuals["params"][0]
-        count = sum(value > located.allowed for value in worst.values())
-        step = located.step
-        says = f"the runs begin step {step} with different parameters, in {count} of {len(worst)} tensors"
-        measured = f"the parameters before step {step} differ by {located.residual:.2g} in {located.tensor}"
-        fix = START_FIX if step == 1 else "record from step 1 on, where both begin with the same weights"
-        detail = "losses and gradients are judged only where both begin a step with the same parameters"
-        cause = Cause(("different_start",), (says,), (fix,), 0.0, measured=measured)
-        yield _difference("params", located, cause, detail=detail)
+        if located is not None:
+            detail = "losses and gradients are judged only where both begin a step with the same parameters"
+            cause = start_cause(located, self._judgement.residuals["params"][0])
+            yield _difference("params", located, cause, detail=detail)
 
     def _samples(self) -> Iterator[Difference]:
         located = self._judgement.first.get("samples")
@@ -186,10 +162,9 @@ class Comparison:
         index = self._judgement.numbers.index(located.step)
         torch, jax = (side[index] for side in self._examples)
         detail = examples_in_words(torch, jax)
-        contiguous_steps = len(contiguous(self._judgement.numbers))
         shapes = {x.shape for side in self._examples for step in side for x in step.values()}
         ruling = Ruling((), None)
-        if contiguous_steps == len(self._judgement.numbers) and len(shapes) == 1:
+        if contiguous(self._judgement.numbers) == self._judgement.numbers and len(shapes) == 1:
             ruling = causes.of_samples(self._examples)
         yield from self._explained("samples", located, ruling, detail)
 
@@ -331,14 +306,6 @@ class Comparison:
         """Return how far the parameters are apart at each step; beyond the limit, losses are not judged."""
         values = self._judgement.by_step(self._judgement.drift)
         return {"params": StageResult(MOST_APART, values)} if any(map(math.isfinite, values)) else {}
-
-    def _unseen(self) -> list[str]:
-        """Return the stages that JAX's loop did not give."""
-        wanted = ("gradients", "update", "optimizer_state")
-        missing = [stage for stage in wanted if not any(step[stage] for step in self._jax)]
-        if self._clipping != NOT_CLIPPED and not any(step["clipped_gradients"] for step in self._jax):
-            missing.append("clipped_gradients")
-        return missing
 
 
 def _difference(

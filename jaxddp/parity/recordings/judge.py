@@ -115,9 +115,8 @@ class Judge:
         """Compare the parameters before a step; those before the first must be equal."""
         judgement, alignment = self._judgement, self._alignment
         if alignment is None or self.outside is None or not jax["params"]:
-            judgement.apart.append(math.nan)
-            judgement.moved.append(math.nan)
-            judgement.drift.append(math.nan)
+            for series in (judgement.apart, judgement.moved, judgement.drift):
+                series.append(math.nan)
             return
         of_jax = self.outside.params(jax.number)
         noise = judgement.noise if jax.number > 1 else frozenset()
