@@ -14,7 +14,8 @@ from jaxddp.parity.recordings.names import Twins
 from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import Numbers
-from jaxddp.parity.report.words import STAGE_NAMES, count
+from jaxddp.parity.report.numbers import count
+from jaxddp.parity.report.words import STAGE_NAMES
 
 START_FIX = (
     "save torch's weights as safetensors and convert them for the jax model: python -m jaxddp.parity.convert PORT.py "
