@@ -12,15 +12,15 @@ import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxddp.config import TrainerConfig
-from jaxddp.config.checks import flag
 from jaxddp.errors import InputError, listed
 from jaxddp.files import read_json, write_atomically
 from jaxddp.program import Program, default_config
+from jaxddp.program.config import as_written
 from jaxddp.scripts import import_root, users_file
 from jaxddp.tracking.run_folder import CONFIG_FILE, PROGRAM_FILE, PROGRAM_FOLDER, load_config
 
@@ -59,7 +59,9 @@ def resumed_configs(folder: Path, default: Config) -> tuple[Config, Config]:
         InputError: the folder holds no run of this program, or the values contradict each other.
     """
     saved, program = load_config(folder, type(default)), getattr(type(default), "PROGRAM", None)
-    with _as_written(program):
+    if program is None:
+        return saved, saved
+    with as_written(program):
         return saved, dataclasses.replace(saved, **_edits(folder, program, default))
 
 
@@ -74,28 +76,15 @@ def check_resumes(config: TrainerConfig, saved: TrainerConfig, default: TrainerC
     """
     names = [f.name for f in dataclasses.fields(config) if getattr(default, f.name) != getattr(saved, f.name)]
     edited = {name for name in names if getattr(config, name) == getattr(default, name)}
-    with _as_written(getattr(type(config), "PROGRAM", None), edited):
+    program = getattr(type(config), "PROGRAM", None)
+    with contextlib.nullcontext() if program is None else as_written(program, edited):
         config.check_resumes(saved)
 
 
-@contextlib.contextmanager
-def _as_written(program: Program | None, names: Collection[str] | None = None) -> Iterator[None]:
-    """Begin the message of an `InputError` about one of these flags, or about any, with the program's file."""
-    try:
-        yield
-    except InputError as error:
-        message = str(error)
-        if program is None or (names is not None and not any(f"{flag(name)} " in f"{message} " for name in names)):
-            raise
-        for name in _flags(program):
-            message = message.replace(f"{flag(name)} ", f"{name} ")
-        raise InputError(f"{program.name}: {message}") from None
-
-
-def _edits(folder: Path, program: Program | None, default: TrainerConfig) -> dict[str, Any]:
+def _edits(folder: Path, program: Program, default: TrainerConfig) -> dict[str, Any]:
     """Return the values in `default` of the flags to which the file gave other values as the run was last started."""
-    saved = None if program is None or program.path is None else _saved(folder)
-    if program is None or saved is None or "flags" not in saved:
+    saved = None if program.path is None else _saved(folder)
+    if saved is None or "flags" not in saved:
         return {}
     before, now = saved["flags"], json.loads(_to_json(_flags(program)))
     names = [f.name for f in dataclasses.fields(default) if before.get(f.name) != now.get(f.name)]
@@ -105,8 +94,7 @@ def _edits(folder: Path, program: Program | None, default: TrainerConfig) -> dic
 def _flags(program: Program) -> dict[str, Any]:
     """Return the flags and options that a program's file sets, with their values."""
     default = default_config(program, TrainerConfig)
-    options = [] if program.options is None else [f.name for f in dataclasses.fields(program.options) if f.init]
-    return {name: getattr(default, name) for name in (*program.defaults, *options)}
+    return {name: getattr(default, name) for name in (*program.defaults, *program.option_kinds)}
 
 
 def _write(about: dict[str, Any], program: Program, folder: Path) -> None:
