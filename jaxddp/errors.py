@@ -210,9 +210,8 @@ def tell(line: str) -> None:
         print(f"{on_one_line(line)}\n", end="", file=sys.stderr, flush=True)
 
 
-@contextlib.contextmanager
-def telling(line: Callable[[float], str], every: float = PATIENCE) -> Iterator[None]:
-    """Print a line on stderr from time to time, from a thread, while the body of the `with` statement runs.
+def telling(line: Callable[[float], str], every: float = PATIENCE) -> contextlib.AbstractContextManager[None]:
+    """Print a line on stderr from time to time while the body of the `with` statement runs.
 
     Args:
         line: returns the line, after so many seconds of the body.
@@ -221,17 +220,30 @@ def telling(line: Callable[[float], str], every: float = PATIENCE) -> Iterator[N
     >>> with telling(lambda seconds: f"waited {seconds:.0f} s"):
     ...     pass
     """
+    return repeating(lambda seconds: tell(line(seconds)), every)
+
+
+@contextlib.contextmanager
+def repeating(act: Callable[[float], None], every: float) -> Iterator[None]:
+    """Call a function from time to time, in a thread, while the body of the `with` statement runs.
+
+    Args:
+        act: called with the seconds since the body began.
+        every: seconds between two calls.
+    """
     ended, begun = threading.Event(), time.monotonic()
 
-    def watch() -> None:
+    def repeat() -> None:
         while not ended.wait(every):
-            tell(line(time.monotonic() - begun))
+            act(time.monotonic() - begun)
 
-    threading.Thread(target=watch, name="telling", daemon=True).start()
+    thread = threading.Thread(target=repeat, name="repeating", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
+        thread.join()
 
 
 def differences(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
