@@ -49,22 +49,15 @@ def claim_output(path: str | Path, resume: bool = False, space: int = 0) -> Iter
     path = Path(path)
     where = f"{'--resume' if resume else '--output'} {path}"
     with contextlib.ExitStack() as resources:
-        with _reasons(where):
+        try:
             _check_claimable(path, where, resume)
             _check_space(path, where, space)
             with _created(path):
                 resources.enter_context(hold(path, where))
             _check_claimable(path, where, resume)  # again: another run may have ended since
+        except OSError as error:
+            raise InputError(f"{where}: {reason_of(error)}; must be a writable folder") from None
         yield path
-
-
-@contextlib.contextmanager
-def _reasons(where: str) -> Iterator[None]:
-    """Turn an `OSError` into an `InputError` of one line."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{where}: {reason_of(error)}; must be a writable folder") from None
 
 
 def _check_claimable(path: Path, where: str, resume: bool) -> None:

@@ -282,7 +282,7 @@ def of_gradients(
     steps, penalised = [], []
     for of_torch, of_jax in zip(torch[:STEPS], jax[:STEPS], strict=True):
         shown = (alignment.of_jax(of_jax[stage]) for stage in ("gradients", "replica_gradients"))
-        received, expected = _received(*shown, replicas), as_float(alignment.of_torch(of_torch["gradients"]))
+        received, expected = _received(*shown, replicas=replicas), as_float(alignment.of_torch(of_torch["gradients"]))
         steps.append((received, expected))
         params = as_float(alignment.of_torch(of_torch["params"]))
         apart = {name: x.mean(0) - expected[name] for name, x in received.items() if name in expected}
