@@ -24,7 +24,7 @@ from jaxddp.parity.recordings.clipping_rule import clipping_of
 from jaxddp.parity.recordings.judge import ALLOWED, MOST_APART, Judge, contiguous, replayed
 from jaxddp.parity.recordings.names import Twins, find_twins
 from jaxddp.parity.recordings.outside import OutsideChanges
-from jaxddp.parity.recordings.own_updates import changed_state, foreign_cause, own_updates
+from jaxddp.parity.recordings.own_updates import changed_state, foreign_cause, foreign_update
 from jaxddp.parity.recordings.remarks import are_paired, outside_cause, problems, remarks, start_cause, unseen
 from jaxddp.parity.recordings.run import EPSILONS, Recording
 from jaxddp.parity.recordings.samples import numbered
@@ -223,10 +223,10 @@ class Comparison:
     def _updates(self) -> Iterator[Difference]:
         """Yield what differs of both sides' updates, with names where torch's optimizer is replayed."""
         numbers = replayed(self._judgement.numbers, self._jax_run)
-        own = own_updates(self._torch_run, contiguous(self._judgement.numbers))
-        foreign, kind = None if own is None else own.foreign, self._torch_run.header["optimizer"]
-        plain = [number for number in numbers if own is not None and (foreign is None or number < foreign.step)]
-        if own is None:
+        can_replay, foreign = foreign_update(self._torch_run, contiguous(self._judgement.numbers))
+        plain = [number for number in numbers if can_replay and (foreign is None or number < foreign.step)]
+        kind = self._torch_run.header["optimizer"]
+        if not can_replay:
             self._remarks = [f"{kind} cannot be replayed, so updates are compared with torch's."]
         elif foreign is not None:
             says = f"torch's updates are not what its {kind} makes of its gradients and state"

@@ -1,7 +1,6 @@
 """Torch's updates, held against what its own optimizer makes of its recorded gradients."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from jaxddp.errors import listed
 from jaxddp.parity.compare.judge import Located
@@ -14,42 +13,26 @@ from jaxddp.parity.recordings.run import RecordedStep, Recording
 STATE_CHANGES = ("optimizer_state_changes_before", "optimizer_state_changes_after")
 
 
-@dataclass(frozen=True)
-class OwnUpdates:
-    """Torch's updates against a replay of its optimizer.
-
-    Attributes:
-        residuals: step -> tensor -> residual; steps that a loss scaler skips are left out.
-        floors: step -> the largest residual that counts as rounding.
-    """
-
-    residuals: dict[int, dict[str, float]]
-    floors: dict[int, float]
-
-    @property
-    def foreign(self) -> Located | None:
-        """First update that is not the optimizer's; None: there is none."""
-        located = (Located.worst(number, tensors, self.floors[number]) for number, tensors in self.residuals.items())
-        return next((step for step in located if step.residual > step.allowed), None)
-
-
-def own_updates(run: Recording, numbers: Sequence[int]) -> OwnUpdates | None:
-    """Replay torch's optimizer on torch's gradients.
+def foreign_update(run: Recording, numbers: Sequence[int]) -> tuple[bool, Located | None]:
+    """Find the first update that is not what torch's optimizer makes of torch's gradients.
 
     Args:
         run: torch's recording.
-        numbers: steps, from the first on without a gap.
+        numbers: steps, from the first on without a gap; those that a loss scaler skips are left out.
 
     Returns:
-        The comparison; None if the optimizer cannot be replayed.
+        Whether the optimizer can be replayed; and the update, None if there is none.
     """
     steps = [run.steps[number] for number in numbers if not run.steps[number].notes.get("skipped")]
     if not steps:
-        return OwnUpdates({}, {})
+        return True, None
     rounding, floor = rounding_of_updates(steps, steps, run.epsilon)
-    floors = {step.number: floor + coarse for step, coarse in zip(steps, rounding, strict=True)}
     residuals = replay(evidence_of(run, steps, [*map(_optimizer_step, steps)], rounding), run)
-    return None if residuals is None else OwnUpdates(dict(zip(floors, residuals, strict=True)), floors)
+    if residuals is None:
+        return False, None
+    of_steps = zip(steps, residuals, rounding, strict=True)
+    worst = (Located.worst(step.number, of_step, floor + coarse) for step, of_step, coarse in of_steps)
+    return True, next((located for located in worst if located.residual > located.allowed), None)
 
 
 def _optimizer_step(step: RecordedStep) -> OptimizerStep:
