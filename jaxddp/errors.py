@@ -199,6 +199,8 @@ def described(error: BaseException, most: int = 300) -> str:
 
     >>> described(ZeroDivisionError("division by zero")), described(KeyError())
     ('ZeroDivisionError: division by zero', 'KeyError: without a message')
+    >>> described(ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow"))
+    'pyarrow is not installed: pip install "jaxddp[examples]"'
     """
     says = reason(error, most) if str(error).strip() else "without a message"
     return not_installed(error) or f"{type(error).__name__}: {says}"

@@ -73,22 +73,17 @@ class Updates:
 
 
 def of_updates(
-    torch_run: Recording,
-    jax_run: Recording,
-    outside: OutsideChanges,
-    clipping: Clipping,
-    numbers: Sequence[int],
-    rates: Sequence[float] | None = None,
+    outside: OutsideChanges, clipping: Clipping, numbers: Sequence[int], rates: Sequence[float] | None = None
 ) -> Updates:
     """Compare JAX's updates with those of torch's optimizer, and name the mistake that explains a difference.
 
     Args:
-        torch_run, jax_run: recordings.
-        outside: the parameters and updates of JAX's steps.
+        outside: both recordings, with the parameters and updates of JAX's steps.
         clipping: how torch clips.
         numbers: steps, from the first on without a gap; at all of them JAX shows its gradients.
         rates: learning rates to put in place of torch's, those of other groups in proportion; None: torch's.
     """
+    torch_run, jax_run = outside.torch_run, outside.jax_run
     torch, jax = ([run.steps[number] for number in numbers] for run in (torch_run, jax_run))
     pairs = [*zip(torch, jax, strict=True)]
     steps = [_optimizer_step(of_torch, of_jax, outside, clipping) for of_torch, of_jax in pairs]
@@ -281,8 +276,8 @@ def of_gradients(
     """
     steps, penalised = [], []
     for of_torch, of_jax in zip(torch[:STEPS], jax[:STEPS], strict=True):
-        shown = (alignment.of_jax(of_jax[stage]) for stage in ("gradients", "replica_gradients"))
-        received, expected = _received(*shown, replicas=replicas), as_float(alignment.of_torch(of_torch["gradients"]))
+        same, differing = (alignment.of_jax(of_jax[stage]) for stage in ("gradients", "replica_gradients"))
+        received, expected = _received(same, differing, replicas), as_float(alignment.of_torch(of_torch["gradients"]))
         steps.append((received, expected))
         params = as_float(alignment.of_torch(of_torch["params"]))
         apart = {name: x.mean(0) - expected[name] for name, x in received.items() if name in expected}

@@ -255,13 +255,12 @@ class Comparison:
             self._problems.append(Problem("torch", "clipped_gradients", f"{says}; give clipped_grads to jax's step"))
             return None
         clipping = self._clipping or NOT_CLIPPED
-        given = self._torch_run, self._jax_run, outside, clipping
-        updates = causes.of_updates(*given, numbers)
+        updates = causes.of_updates(outside, clipping, numbers)
         steps = [self._jax_run.steps[number].hyperparameters for number in numbers]
         rates = [shown["learning_rate"] for shown in steps if "learning_rate" in shown]
         has_rates = "hyperparameters" in judgement.first and len(rates) == len(numbers)
         if updates.residuals and not updates.ruling.named and has_rates:  # what else differs may have a name
-            others = causes.of_updates(*given, numbers, rates)
+            others = causes.of_updates(outside, clipping, numbers, rates)
             self._given_rates = bool(others.ruling.named) or not others.differ
             updates = others if self._given_rates else updates
         for number, of_step in zip(numbers, updates.residuals or (), strict=False):
@@ -280,16 +279,14 @@ class Comparison:
             self._problems.append(Problem("torch", "update", says))
 
     def _located(self, stage: str) -> list[Difference]:
-        located = self._judgement.first.get(stage)
-        return [] if located is None else [_difference(stage, located, detail=self._rates(located))]
-
-    def _rates(self, located: Located) -> str:
-        """Describe a hyperparameter that differs."""
-        index = self._judgement.numbers.index(located.step)
-        torch, jax = self._torch[index].notes["groups"][0], self._jax[index].hyperparameters
-        if located.tensor != "learning_rate":
-            return ""
-        return f"learning rate {jax['learning_rate']:.6g} at step {located.step}, the reference has {torch['lr']:.6g}"
+        located, detail = self._judgement.first.get(stage), ""
+        if located is None:
+            return []
+        if (stage, located.tensor) == ("hyperparameters", "learning_rate"):
+            index = self._judgement.numbers.index(located.step)
+            torch, jax = self._torch[index].notes["groups"][0]["lr"], self._jax[index].hyperparameters["learning_rate"]
+            detail = f"learning rate {jax:.6g} at step {located.step}, the reference has {torch:.6g}"
+        return [_difference(stage, located, detail=detail)]
 
     def _explained(self, stage: str, located: Located, ruling: Ruling, detail: str = "") -> Iterator[Difference]:
         """Yield a difference for each cause, or one without."""

@@ -68,7 +68,7 @@ class Judge:
     def __init__(
         self, torch_run: Recording, jax_run: Recording, alignment: Alignment | None, examples: tuple[Numbers, Numbers]
     ):
-        self._torch, self._jax, self._alignment, self._examples = torch_run, jax_run, alignment, examples
+        self._torch, self._jax, self._examples = torch_run, jax_run, examples
         self._epsilon = max(torch_run.epsilon, jax_run.epsilon)
         numbers = sorted(torch_run.steps.keys() & jax_run.steps.keys())
         steps = [torch_run.steps[n] for n in numbers]
@@ -81,7 +81,7 @@ class Judge:
         self._means: dict[str, dict[int, np.ndarray | None]] = {}
         if alignment is not None:
             self.outside = OutsideChanges(alignment, torch_run, jax_run, numbers, noise).found_in_updates()
-            self._means = running_means(alignment, torch_run, jax_run, numbers, noise, self.outside)
+            self._means = running_means(self.outside)
 
     def judge(self) -> RecordedJudgement:
         """Compare all stages, and updates with torch's own unless the reference's optimizer is replayed for them."""
@@ -98,8 +98,8 @@ class Judge:
             judgement.note("hyperparameters", index, rates, ALLOWED_RATE, True)
             self._start_of(index, torch, jax)
             self._loss_of(index, torch, jax)
-            if self._alignment is not None and self.outside is not None:
-                for stage, of_tensors in self._stages(self._alignment, self.outside, torch, jax, index):
+            if self.outside is not None:
+                for stage, of_tensors in self._stages(self.outside, torch, jax, index):
                     rounding = self._epsilon * coarseness(jax) if stage == "update" else 0.0
                     if stage == "update" and number in self._replayed:
                         judgement.direct[number] = (of_tensors, *self._allowance(stage, index, rounding=rounding))
@@ -113,12 +113,12 @@ class Judge:
 
     def _start_of(self, index: int, torch: RecordedStep, jax: RecordedStep) -> None:
         """Compare the parameters before a step; those before the first must be equal."""
-        judgement, alignment = self._judgement, self._alignment
-        if alignment is None or self.outside is None or not jax["params"]:
+        judgement = self._judgement
+        if self.outside is None or not jax["params"]:
             for series in (judgement.apart, judgement.moved, judgement.drift):
                 series.append(math.nan)
             return
-        of_jax = self.outside.params(jax.number)
+        alignment, of_jax = self.outside.alignment, self.outside.params(jax.number)
         noise = judgement.noise if jax.number > 1 else frozenset()
         both = {n: x for n, x in alignment.of_torch(torch["params"]).items() if n in of_jax and n not in noise}
         apart = stage_norm({n: of_jax[n].astype(float) - x for n, x in both.items()})
@@ -144,9 +144,10 @@ class Judge:
         self._given("local_loss", index, residuals({"loss": one}, {"loss": other}), changed)
 
     def _stages(
-        self, alignment: Alignment, outside: OutsideChanges, torch: RecordedStep, jax: RecordedStep, index: int
+        self, outside: OutsideChanges, torch: RecordedStep, jax: RecordedStep, index: int
     ) -> Iterator[tuple[str, dict[str, float]]]:
         """Yield (stage, residuals) of what follows from parameters and examples."""
+        alignment = outside.alignment
         local = alignment.of_jax(jax["local_gradients"]), alignment.of_torch(torch["local_gradients"], axes=1)
         if local[0] and local[1] and self._torch.world_size == self._jax.world_size:
             yield "local_gradients", _against(*local)
