@@ -61,13 +61,10 @@ def parse_run(config_class: type[Config], argv: Sequence[str], prog: str, defaul
     if folder is not None:
         if not (Path(folder) / CONFIG_FILE).is_file():
             raise InputError(f"--resume {folder}: not a run folder (it has no {CONFIG_FILE})")
-        try:
-            saved, default = resumed_configs(Path(folder), default)
-        except RecursionError:
-            raise InputError(f"{folder}/{CONFIG_FILE}: not a run's config (nested too deeply)") from None
+        saved, default = resumed_configs(Path(folder), default)
     config = parse_plain(config_class, argv, prog, default)
     if folder is not None:
-        check_resumes(config, saved)
+        check_resumes(config, saved, default)
     config.check_used(baseline=default)
     return config
 

@@ -195,12 +195,15 @@ def reason(error: BaseException, most: int = 300) -> str:
 
 
 def described(error: BaseException, most: int = 300) -> str:
-    """Return an exception's type and what it says, in one line.
+    """Return an exception's type and what it says, in one line; of a missing package, what installs it.
 
     >>> described(ZeroDivisionError("division by zero")), described(KeyError())
     ('ZeroDivisionError: division by zero', 'KeyError: without a message')
+    >>> described(ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow"))
+    'pyarrow is not installed: pip install "jaxddp[examples]"'
     """
-    return f"{type(error).__name__}: {reason(error, most) if str(error).strip() else 'without a message'}"
+    says = reason(error, most) if str(error).strip() else "without a message"
+    return not_installed(error) or f"{type(error).__name__}: {says}"
 
 
 def tell(line: str) -> None:
@@ -209,9 +212,8 @@ def tell(line: str) -> None:
         print(f"{on_one_line(line)}\n", end="", file=sys.stderr, flush=True)
 
 
-@contextlib.contextmanager
-def telling(line: Callable[[float], str], every: float = PATIENCE) -> Iterator[None]:
-    """Print a line on stderr from time to time, from a thread, while the body of the `with` statement runs.
+def telling(line: Callable[[float], str], every: float = PATIENCE) -> contextlib.AbstractContextManager[None]:
+    """Print a line on stderr from time to time while the body of the `with` statement runs.
 
     Args:
         line: returns the line, after so many seconds of the body.
@@ -220,17 +222,30 @@ def telling(line: Callable[[float], str], every: float = PATIENCE) -> Iterator[N
     >>> with telling(lambda seconds: f"waited {seconds:.0f} s"):
     ...     pass
     """
+    return repeating(lambda seconds: tell(line(seconds)), every)
+
+
+@contextlib.contextmanager
+def repeating(act: Callable[[float], None], every: float) -> Iterator[None]:
+    """Call a function from time to time, in a thread, while the body of the `with` statement runs.
+
+    Args:
+        act: called with the seconds since the body began.
+        every: seconds between two calls.
+    """
     ended, begun = threading.Event(), time.monotonic()
 
-    def watch() -> None:
+    def repeat() -> None:
         while not ended.wait(every):
-            tell(line(time.monotonic() - begun))
+            act(time.monotonic() - begun)
 
-    threading.Thread(target=watch, name="telling", daemon=True).start()
+    thread = threading.Thread(target=repeat, name="repeating", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
+        thread.join()
 
 
 def differences(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:

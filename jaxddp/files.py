@@ -2,14 +2,16 @@
 
 import contextlib
 import errno
+import json
 import os
 import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from jaxddp.errors import InputError, MovedError, TrainingError
+from jaxddp.errors import InputError, MovedError, TrainingError, reason
 
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # some file systems synchronize no folder, some no file
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -138,6 +140,22 @@ def reason_of(error: OSError) -> str:
     'no space left on device: make room'
     """
     return (error.strerror or type(error).__name__).lower() + ": make room" * (error.errno in FULL)
+
+
+def read_json(path: Path, what: str = "cannot be read", advice: str = "") -> Any:
+    """Return the content of a JSON file.
+
+    Args:
+        what, advice: of a file that cannot be read, what is wrong, and the end of the message.
+
+    Raises:
+        InputError: the file is missing, or is not a regular file of JSON.
+    """
+    check_regular(f"{path}", path)
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: {what} ({reason(error)}){advice}") from error
 
 
 def check_files(files: Mapping[str, tuple[Path | None, bytes | None]]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from jaxddp.errors import PATIENCE, InputError, TrainingError, described, not_installed, shortened, telling
+from jaxddp.errors import PATIENCE, InputError, TrainingError, described, shortened, telling
 
 OWN = [Path(__file__).resolve().parent, Path(__file__).resolve().parents[1] / "torch_ref"]
 # Python's own folders, and a virtual environment's; not all of /usr, where containers have a user's files too.
@@ -140,8 +140,7 @@ def errors_located(path: str | Path, only_users: bool = False) -> Iterator[None]
         places = ((file, f.lineno) for f in frames if (file := users_file(f.filename, script)) is not None)
         file, line = next(places, (script, None))
         place = f"{_short(file)}{'' if line is None else f': line {line}'}"
-        message = not_installed(error) or described(error)
-        raise InputError(f"{place}: {message}", users_frames(error, script)) from error
+        raise InputError(f"{place}: {described(error)}", users_frames(error, script)) from error
 
 
 def users_frames(error: BaseException, script: Path = Path()) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ def run(program: Any = None, **flags: Any) -> Result:
         saved, default = resumed_configs(Path(folder), default)
     config = dataclasses.replace(default, **flags)
     if folder is not None:
-        check_resumes(config, saved)
+        check_resumes(config, saved, default)
     config.check_used(baseline=default)
     check_flags(loaded, config)
     return main(config, loaded)

@@ -30,8 +30,7 @@ def _orthogonalize(matrix: Tensor, epsilon: float = 0) -> None:
 # torch's own hook (1.12 to 2.13) fails at its first compression: it passes a single matrix to a function that now
 # expects a stack of them.
 batched_powerSGD_hook: Hook = FunctionType(
-    powerSGD_hook.batched_powerSGD_hook.__code__,
-    {**vars(powerSGD_hook), "_orthogonalize": _orthogonalize},
+    powerSGD_hook.batched_powerSGD_hook.__code__, {**vars(powerSGD_hook), "_orthogonalize": _orthogonalize}
 )
 
 HOOKS: dict[str, Hook] = {
@@ -62,11 +61,7 @@ def from_config(config: TrainerConfig, world: World, step: int = 0) -> tuple[Any
 
 
 def register(
-    model: DistributedDataParallel,
-    config: TrainerConfig,
-    world: World,
-    first: Sequence[OfBucket] = (),
-    step: int = 0,
+    model: DistributedDataParallel, config: TrainerConfig, world: World, first: Sequence[OfBucket] = (), step: int = 0
 ) -> None:
     """Register the hook that `config` names; for "allreduce", keep DDP's default, which is equal and faster.
 

@@ -76,10 +76,7 @@ def check_devices(config: TorchTrainerConfig) -> None:
 
 
 def _check_torchrun(config: TorchTrainerConfig, replicas: int) -> None:
-    if config.resume is None and config.devices not in (
-        None,
-        replicas,
-    ):  # --resume restores the number
+    if config.resume is None and config.devices not in (None, replicas):  # --resume restores the number
         raise InputError(f"--devices {config.devices}: torchrun started {replicas} processes; leave the flag out")
     if config.strategy == "single" and replicas > 1:
         raise InputError(f"--strategy single: needs one process, torchrun started {replicas}; run without torchrun")

@@ -30,19 +30,8 @@ from torch_ref.distributed import World
 from torch_ref.local_sgd import averaging
 from torch_ref.zero import sharded
 
-_CLASSES: dict[str, type[Optimizer]] = {
-    "sgd": SGD,
-    "adam": Adam,
-    "adamw": AdamW,
-    "adagrad": Adagrad,
-    "rmsprop": RMSprop,
-    "adadelta": Adadelta,
-    "adamax": Adamax,
-    "asgd": ASGD,
-    "nadam": NAdam,
-    "radam": RAdam,
-    "rprop": Rprop,
-}
+_KINDS: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Adamax, ASGD, NAdam, RAdam, Rprop)
+_CLASSES = {kind.__name__.lower(): kind for kind in _KINDS}
 
 _SCHEDULERS: dict[str, type[LRScheduler]] = {
     "step": StepLR,

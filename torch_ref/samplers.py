@@ -105,11 +105,7 @@ class SharedSampler(Sampler[int]):
 
 
 def samplers(
-    dataset: Any,
-    config: TrainerConfig,
-    num_replicas: int,
-    sampler: OrderFunction | None = None,
-    streamed: bool = False,
+    dataset: Any, config: TrainerConfig, num_replicas: int, sampler: OrderFunction | None = None, streamed: bool = False
 ) -> Sequence[RankSampler]:
     """Return the sampler of every rank; `streamed` examples keep their order."""
     ranks = range(num_replicas)

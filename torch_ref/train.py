@@ -53,15 +53,7 @@ from torch_ref.launch import launch
 from torch_ref.lightning import Cadence
 from torch_ref.loader import EvaluationBatches, Loader, epoch_indices
 from torch_ref.losses import LossFunction
-from torch_ref.program import (
-    OPTIMIZERS,
-    MakeOptimizer,
-    evaluation_of,
-    loss_of,
-    module_of,
-    optimizer_of,
-    program_of,
-)
+from torch_ref.program import OPTIMIZERS, MakeOptimizer, evaluation_of, loss_of, module_of, optimizer_of, program_of
 from torch_ref.program_step import Optimizers, ProgramStep
 from torch_ref.state import TrainState, averaged_model
 from torch_ref.train_loop import Run, last_good, train_epochs

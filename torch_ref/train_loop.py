@@ -1,6 +1,7 @@
 """Training loop of one rank: epochs of optimizer steps, their tests and their checkpoints."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +16,8 @@ from jaxddp.program import Program
 from jaxddp.tracking.gradient_metrics import check_finite, explained, histograms
 from jaxddp.tracking.resumed import notes_of_run
 from jaxddp.tracking.run_log import RunLog
-from jaxddp.tracking.stopping import Stopping
+from jaxddp.tracking.stopping import Stopping, is_better
 from jaxddp.tracking.throughput import Throughput
-from torch_ref.best_weights import BestWeights
 from torch_ref.checkpoint import CHECKPOINT_FILE, of_others, save_checkpoint
 from torch_ref.config import TorchTrainerConfig
 from torch_ref.data_parallel import loss_within
@@ -41,6 +41,7 @@ from torch_ref.zero import consolidate
 
 WEIGHTS_FILE = "model.safetensors"
 AVERAGED_FILE = "model_averaged.safetensors"
+BEST_FILE = "model_best.safetensors"
 REPORT_EVERY = 50  # optimizer steps between two reductions of the metrics, at most
 REPORT_SECONDS = 1.0  # between two, if a step takes less
 
@@ -103,7 +104,7 @@ def train_epochs(run: Run, log: RunLog, notes: Mapping[str, Any] | None = None) 
     config, state, steps_per_epoch = run.config, run.state, run.loader.steps_per_epoch
     started = time.perf_counter()
     stopping = Stopping(config, notes, run.data.judged)
-    tester, best = Tester(run, log, stopping), BestWeights(run, log, notes or {})
+    tester, best = Tester(run, log, stopping), (notes or {}).get("best")
     metrics = run.evaluate(state.module)
     tester.begin(metrics)
     for epoch in range(state.step // steps_per_epoch, config.epochs):
@@ -115,7 +116,7 @@ def train_epochs(run: Run, log: RunLog, notes: Mapping[str, Any] | None = None) 
             break
         metrics = tester.after_epoch(epoch, train_means, speed)
         if config.checkpoint_period.passed("epochs", epoch, epoch + 1):
-            keep(run, log, stopping, best, metrics)
+            best = keep(run, log, stopping, best, metrics)
     metrics = metrics or run.evaluate(state.module)
     keep(run, log, stopping, best, metrics)
     average = tester.average()
@@ -227,27 +228,37 @@ def steps_per_report(seconds: float, world: World) -> int:
     return max(1, min(REPORT_EVERY, int(REPORT_SECONDS / slowest + 0.01)))
 
 
-def keep(run: Run, log: RunLog, stopping: Stopping, best: BestWeights, metrics: Mapping[str, float]) -> None:
+def keep(run: Run, log: RunLog, stopping: Stopping, best: float | None, metrics: Mapping[str, float]) -> float | None:
     """Verify the replicas and, if there is a run folder, write the log's records and a checkpoint to the disk.
 
     Args:
+        best: the best `--best-metric` of the checkpoints before; None: there is none.
         metrics: those of the test after this step; none if it was not tested.
+
+    Returns:
+        The best metric now, whose weights `--keep-best` writes.
     """
     verify(run)
     if run.config.output is None:
-        return
-    best.tested(metrics)
+        return best
+    value = metrics.get(run.config.best_metric, math.nan)
+    if run.config.keep_best and is_better(value, best, run.config.best_mode):
+        best = value
+        with shown(run.state.module, run.config, run.world):
+            if run.world.rank == 0:
+                with log.writing():
+                    save_weights(Path(run.config.output) / BEST_FILE, run.state.module)
     consolidate(run.state.optimizer)
     ranks_differ = run.config.buffers == "local" or run.config.start_local_sgd_iter is not None
     others = of_others(run.state, run.world) if ranks_differ else []
     if run.world.rank == 0:
         log.sync()
         notes = notes_of_run(run.saved_config, run.data.digests, log.records) | {"stopping": stopping.notes}
-        notes["best"] = best.best
-        notes |= run.data.position(run.state.step)
+        notes |= {"best": best, **run.data.position(run.state.step)}
         with log.writing():
             save_checkpoint(Path(run.config.output) / CHECKPOINT_FILE, run.state, others, notes)
     run.world.barrier()  # other ranks may look for the checkpoint next
+    return best
 
 
 def verify(run: Run) -> None:

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from jaxddp.data.weight_files import check_types, check_values, fitted, read_types
-from jaxddp.errors import InputError, differences, reason
+from jaxddp.errors import InputError, differences
 from jaxddp.files import write_atomically
 from jaxddp.program import Program
 
@@ -38,11 +37,7 @@ def load_weights(
             shape, and the message lists all of them; or a tensor has another type, or values that are not finite.
     """
     option = "--weights" if lines is None else "--weights-partial"
-    types = read_types(path, option)
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{option} {path}: not a readable safetensors file ({reason(error)})") from None
+    types, tensors = read_types(path, option), load_file(path)
     convert = lines is None and program is not None and program.get("flax_model")
     if program is not None and convert and tensors.keys() - module.state_dict().keys():
         tensors = _of_twin(tensors, module, program)

@@ -14,8 +14,9 @@ from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Difference
 from jaxddp.parity.port import PortSource
 from jaxddp.parity.records import Lazy, Record, Records
+from jaxddp.parity.report.numbers import number
 from jaxddp.parity.report.report import Report
-from jaxddp.parity.report.words import STAGE_NAMES, layer_name, number
+from jaxddp.parity.report.words import STAGE_NAMES, layer_name
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
 

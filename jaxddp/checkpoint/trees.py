@@ -50,8 +50,5 @@ def by_name(tree: Any) -> dict[str, Any]:
     >>> by_name({"params": {"layers": [1, 2]}})
     {'params.layers.0': 1, 'params.layers.1': 2}
     """
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}

@@ -10,12 +10,4 @@ from jaxddp.comm_hooks.hooks import (
     stateless,
 )
 
-__all__ = [
-    "CommHook",
-    "batched_powerSGD",
-    "bf16_compress",
-    "fp16_compress",
-    "from_config",
-    "powerSGD",
-    "stateless",
-]
+__all__ = ["CommHook", "batched_powerSGD", "bf16_compress", "fp16_compress", "from_config", "powerSGD", "stateless"]

@@ -47,12 +47,7 @@ def model_sizes(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     channels = dataset.input_shape[2] if len(dataset.input_shape) == 3 else 1
     _check_room(dataset.input_shape, stages=len(hidden))
     _check_memory(config, dataset, hidden)
-    return {
-        "in_channels": channels,
-        "channels": hidden,
-        "num_classes": dataset.num_classes,
-        "dropout": config.dropout,
-    }
+    return {"in_channels": channels, "channels": hidden, "num_classes": dataset.num_classes, "dropout": config.dropout}
 
 
 def _check_memory(config: TrainConfig, dataset: Dataset, hidden: tuple[int, ...]) -> None:

@@ -1,7 +1,6 @@
 """Orders of an epoch's examples: torch's shuffle, one of constant memory, or a user's, dealt to the replicas."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +17,6 @@ Sampler = Callable[[int, int, int], Indices]
 PADDING = -1  # index of padding, where a replica has run out of examples
 MOST_NAMED = 16  # examples in a message
 ROUNDS = 8  # of the index shuffle; 4 make a pseudorandom permutation of a random function (Luby and Rackoff)
-
-
-class Order(Protocol):
-    """Indices of one epoch's examples over all replicas."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.integer]:
-        """Return the indices at `places` of the epoch."""
 
 
 class Unshuffled:
@@ -82,6 +72,9 @@ class IndexShuffle(Unshuffled):
             high = numbers >> np.uint64(lower) ^ _hash(low + key) & np.uint64(2**upper - 1)
             numbers = low << np.uint64(upper) | high
         return numbers
+
+
+Order = Unshuffled | Permutation | Indices  # indices of one epoch's examples over all replicas
 
 
 def _hash(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -12,7 +12,6 @@ import selectors
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from jaxddp.config.ranges import check_range
@@ -96,9 +95,7 @@ class _Door:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for key in self._selector.get_map().values():
             (key.data or self._server).close()
         self._selector.close()

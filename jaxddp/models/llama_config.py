@@ -1,12 +1,12 @@
 """Sizes of a Llama model, read from the config.json of a Hugging Face checkpoint."""
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from jaxddp.errors import InputError, reason
+from jaxddp.errors import InputError
+from jaxddp.files import read_json
 
 # transformers' defaults for fields that a config.json leaves out. Sizes have no default.
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "initializer_range": 0.02, "pad_token_id": None}
@@ -73,10 +73,7 @@ class LlamaConfig:
             InputError: the file is missing or lacks a field, or the model is not implemented.
         """
         path = Path(folder) / "config.json"
-        try:
-            fields = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: not a readable config ({reason(error)})") from error
+        fields = read_json(path, "not a readable config")
         # transformers 5 writes rope_theta into rope_parameters, transformers 4 beside rope_scaling.
         rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
         fields |= {"rope_theta": rope.get("rope_theta", fields.get("rope_theta", 10_000.0))}

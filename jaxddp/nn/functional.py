@@ -91,7 +91,8 @@ class Functional:
         """Build the module with these values; `random_state` None: as built."""
         # New variables, because nnx refuses to count draws in variables of an outer trace.
         state = _copied(self._random_state) if random_state is None else random_state
-        return self._merged(_from_dict(params, self._params), state, _from_dict(buffers, self._buffers))
+        trees = _from_dict(params, self._params), state, self._constants, _from_dict(buffers, self._buffers)
+        return nnx.merge(self._graphdef, *trees)
 
     def values(self, module: nnx.Module) -> tuple[Params, Buffers]:
         """Return the parameters and buffers of a module that `module` has built.
@@ -105,9 +106,6 @@ class Functional:
             if after.get(path) is not built:
                 raise InputError(f"{_name(path)}: an array that changes must be an nnx.Variable of the module")
         return _to_dict(params), _to_dict(buffers)
-
-    def _merged(self, params: nnx.State, random_state: nnx.State, buffers: nnx.State) -> nnx.Module:
-        return nnx.merge(self._graphdef, params, random_state, self._constants, buffers)
 
     def local_loss(
         self,

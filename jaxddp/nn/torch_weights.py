@@ -15,12 +15,11 @@ from pathlib import Path
 import jax
 import numpy as np
 from jax import numpy as jnp
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from jaxddp.config.name_patterns import frozen_names, matching
 from jaxddp.data.weight_files import check_types, check_values, fitted, read_types
-from jaxddp.errors import InputError, differences, reason
+from jaxddp.errors import InputError, differences
 from jaxddp.files import write_atomically
 from jaxddp.state import Buffers, Params
 from jaxddp.torch_layout import from_torch_layout, to_torch_layout, torch_name
@@ -114,19 +113,12 @@ def load_weights(path: str | Path, option: str = "--weights") -> dict[str, np.nd
     Raises:
         InputError: the file is missing, not a safetensors file, or holds types that NumPy lacks.
     """
-    read_types(path, option)
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{option} {path}: not a readable safetensors file ({reason(error)})") from error
+    read_types(path, option)  # which checks the file
+    return load_file(path)
 
 
 def start_values(
-    path: str | Path,
-    params: Params,
-    buffers: Buffers,
-    convert: Convert | None = None,
-    lines: list[str] | None = None,
+    path: str | Path, params: Params, buffers: Buffers, convert: Convert | None = None, lines: list[str] | None = None
 ) -> tuple[Params, Buffers]:
     """Read the values with which training starts from a .safetensors file.
 
@@ -140,7 +132,7 @@ def start_values(
         InputError: as `load_weights` and `from_torch`; or a tensor has another type, or values that are not finite.
     """
     option = "--weights" if lines is None else "--weights-partial"
-    types, tensors = read_types(path, option), load_weights(path, option)
+    types, tensors = read_types(path, option), load_file(path)
     like = {**params, **buffers}
     of_torch = {torch_name(name) for name in like}
     try:

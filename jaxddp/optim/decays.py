@@ -12,19 +12,6 @@ import optax
 
 from jaxddp.errors import InputError
 
-__all__ = [
-    "by_epoch",
-    "chained",
-    "constant_factor",
-    "exponential",
-    "lambda_",
-    "linear",
-    "multi_step",
-    "multiplicative",
-    "polynomial",
-    "sequential",
-]
-
 Count = jax.typing.ArrayLike
 
 

@@ -10,7 +10,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -194,6 +194,8 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False,
         untried.append(PATCHES)
     exercised = idle(evidence.torch, reference_clipping(runs.facts), evidence.summands)
     grown = [] if differences else grown_rounding(free, rate_rounding)
+    flags = runs.facts.unchecked
+    not_checked = [f"Not part of the check: {listed(flags)}, which this file sets."] if flags else []
     return Report(
         port=runs.case.name,
         world_size=runs.case.world_size,
@@ -208,7 +210,7 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False,
         names=runs.names,
         no_twin=runs.no_twin,
         free_running=free,
-        idle=(*remarks, *exercised, *grown, *_left_out(runs.facts.unchecked)),
+        idle=(*remarks, *exercised, *grown, *not_checked),
         rate_rounding=rate_rounding,
         ended=progress.stop.why if untried else "",
         untried=tuple(untried) if progress.stop.why else (),
@@ -291,11 +293,6 @@ def _unseen(runs: Runs) -> tuple[str, ...]:
     if reference_clipping(runs.facts) != NOT_CLIPPED and not shows_clipping(first, runs.facts):
         hidden.append("clipped_gradients")
     return tuple(hidden)
-
-
-def _left_out(flags: Sequence[str]) -> Iterator[str]:
-    if flags:
-        yield f"Not part of the check: {listed(flags)}, which this file sets."
 
 
 def _mean_loss(records: Sequence[Record], step: int) -> float:

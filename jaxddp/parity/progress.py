@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TextIO
 
-from jaxddp.errors import on_one_line
+from jaxddp.errors import on_one_line, repeating
 from jaxddp.parity.stopping import Stop
 
 DRAW = "drawing torch's weights"
@@ -126,19 +126,10 @@ class Progress:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Show the progress while the body of the `with` statement runs; a terminal's line is clear afterwards."""
-        ended = threading.Event()
-
-        def show() -> None:
-            while not ended.wait(EVERY[self._rewrites]):
-                self.show()
-
-        thread = threading.Thread(target=show, daemon=True)
-        thread.start()
         try:
-            yield
+            with repeating(lambda _: self.show(), EVERY[self._rewrites]):
+                yield
         finally:
-            ended.set()
-            thread.join()
             with self._lock:
                 self._rewrite("")
 

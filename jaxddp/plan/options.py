@@ -9,15 +9,7 @@ from jaxddp import cli
 from jaxddp.config import TrainerConfig
 from jaxddp.config.choices import MODELS
 from jaxddp.config.hardware import GPUS, GPUS_PER_NODE
-from jaxddp.config.options import (
-    BuiltInOptions,
-    Communication,
-    Optimizer,
-    Parameters,
-    Precision,
-    Schedule,
-    Step,
-)
+from jaxddp.config.options import BuiltInOptions, Communication, Optimizer, Parameters, Precision, Schedule, Step
 from jaxddp.errors import InputError, check_name
 from jaxddp.files import check_files, mark_of_picture
 from jaxddp.plan.presets import PRESETS

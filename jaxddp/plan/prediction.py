@@ -64,13 +64,7 @@ class Prediction:
         """Timeline of the run that was asked for."""
         return self.at(self.count)
 
-    def at(
-        self,
-        count: int,
-        *,
-        per_byte: float = 1.0,
-        work_seconds: Callable[[Cost], float] | None = None,
-    ) -> Timeline:
+    def at(self, count: int, *, per_byte: float = 1.0, work_seconds: Callable[[Cost], float] | None = None) -> Timeline:
         """Return the timeline of a step on `count` GPUs, each with the same batch.
 
         Args:

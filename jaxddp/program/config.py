@@ -1,6 +1,8 @@
 """The configuration of a program's run: the trainer's options, with the program's own and its defaults."""
 
+import contextlib
 import dataclasses
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -70,13 +72,26 @@ def default_config(program: Program, trainer: type[Trainer]) -> Trainer:
         InputError: the values contradict each other.
     """
     made, left_out = config_class(program, trainer), getattr(trainer, "LEFT_OUT", ())
-    try:
+    with as_written(program):
         config = made(**{name: value for name, value in program.defaults.items() if name not in left_out})
         config.check_used(baseline=made())
         return config
+
+
+@contextlib.contextmanager
+def as_written(program: Program, names: Collection[str] | None = None) -> Iterator[None]:
+    """Begin the message of an `InputError` about a flag that a file sets with the file, and name it as the file does.
+
+    Args:
+        names: flags; an error about others passes as it is. None: any error is about the file.
+    """
+    try:
+        yield
     except InputError as error:
         message = str(error)
-        for name in program.defaults:
+        if names is not None and not any(f"{flag(name)} " in f"{message} " for name in names):
+            raise
+        for name in (*program.defaults, *program.option_kinds):
             message = message.replace(f"{flag(name)} ", f"{name} ")
         raise InputError(f"{program.name}: {message}") from None
 

@@ -6,6 +6,7 @@ XLA's CPU backend gives a convolution its fast path only outside of loops: in a 
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -66,9 +67,7 @@ def scan_alike(body: Body[Carry], init: Carry, xs: Any, never: jax.Array) -> tup
         outputs = jax.tree.map(lambda y: jnp.zeros((1, *y.shape), y.dtype), shapes[1])
         return lax.fori_loop(0, jnp.where(never, 2, 1), one_pass, (init, outputs))
 
-    def unrolled(init: Carry, xs: Any) -> tuple[Carry, Any]:
-        return _unrolled(traced, init, xs)
-
+    unrolled = partial(_unrolled, traced)
     return lax.platform_dependent(init, xs, cpu=unrolled if slow_in_loops(program) else looped, default=unrolled)
 
 
@@ -76,12 +75,7 @@ def scan_or_unroll(body: Body[Carry], init: Carry, xs: Any) -> tuple[Carry, Any]
     """Compute `scan(body, init, xs)`, on CPU with all passes unrolled if `body` is slow in a loop."""
     if _length(xs) == 1 or not slow_in_loops(jax.make_jaxpr(body)(init, _at(xs, 0))):
         return scan(body, init, xs)
-    return lax.platform_dependent(
-        init,
-        xs,
-        cpu=lambda init, xs: _unrolled(body, init, xs),
-        default=lambda init, xs: lax.scan(body, init, xs),
-    )
+    return lax.platform_dependent(init, xs, cpu=partial(_unrolled, body), default=partial(lax.scan, body))
 
 
 def slow_in_loops(program: ClosedJaxpr) -> bool:

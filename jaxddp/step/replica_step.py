@@ -277,9 +277,7 @@ class ReplicaStep(StepOptions):
 
 
 def run_steps(
-    step: Callable[[TrainState, MicroBatches], tuple[TrainState, Sums, Any]],
-    state: TrainState,
-    batches: MicroBatches,
+    step: Callable[[TrainState, MicroBatches], tuple[TrainState, Sums, Any]], state: TrainState, batches: MicroBatches
 ) -> tuple[TrainState, StepSums]:
     """Run K steps in one program.
 

@@ -12,15 +12,15 @@ import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxddp.config import TrainerConfig
-from jaxddp.config.checks import flag
-from jaxddp.errors import InputError, listed, reason
-from jaxddp.files import check_regular, write_atomically
+from jaxddp.errors import InputError, listed
+from jaxddp.files import read_json, write_atomically
 from jaxddp.program import Program, default_config
+from jaxddp.program.config import as_written
 from jaxddp.scripts import import_root, users_file
 from jaxddp.tracking.run_folder import CONFIG_FILE, PROGRAM_FILE, PROGRAM_FOLDER, load_config
 
@@ -59,42 +59,32 @@ def resumed_configs(folder: Path, default: Config) -> tuple[Config, Config]:
         InputError: the folder holds no run of this program, or the values contradict each other.
     """
     saved, program = load_config(folder, type(default)), getattr(type(default), "PROGRAM", None)
-    with _as_written(program):
+    if program is None:
+        return saved, saved
+    with as_written(program):
         return saved, dataclasses.replace(saved, **_edits(folder, program, default))
 
 
-def check_resumes(config: TrainerConfig, saved: TrainerConfig) -> None:
+def check_resumes(config: TrainerConfig, saved: TrainerConfig, default: TrainerConfig) -> None:
     """Check that a run can continue; an error about a value that its file has set names the file.
+
+    Args:
+        saved, default: see `resumed_configs`.
 
     Raises:
         InputError: see `TrainerConfig.check_resumes`.
     """
+    names = [f.name for f in dataclasses.fields(config) if getattr(default, f.name) != getattr(saved, f.name)]
+    edited = {name for name in names if getattr(config, name) == getattr(default, name)}
     program = getattr(type(config), "PROGRAM", None)
-    edited = (
-        {} if program is None else _edits(Path(config.resume or ""), program, default_config(program, TrainerConfig))
-    )
-    with _as_written(program, {name for name, value in edited.items() if getattr(config, name) == value}):
+    with contextlib.nullcontext() if program is None else as_written(program, edited):
         config.check_resumes(saved)
 
 
-@contextlib.contextmanager
-def _as_written(program: Program | None, names: Collection[str] | None = None) -> Iterator[None]:
-    """Begin the message of an `InputError` about one of these flags, or about any, with the program's file."""
-    try:
-        yield
-    except InputError as error:
-        message = str(error)
-        if program is None or (names is not None and not any(f"{flag(name)} " in f"{message} " for name in names)):
-            raise
-        for name in _flags(program):
-            message = message.replace(f"{flag(name)} ", f"{name} ")
-        raise InputError(f"{program.name}: {message}") from None
-
-
-def _edits(folder: Path, program: Program | None, default: TrainerConfig) -> dict[str, Any]:
+def _edits(folder: Path, program: Program, default: TrainerConfig) -> dict[str, Any]:
     """Return the values in `default` of the flags to which the file gave other values as the run was last started."""
-    saved = None if program is None or program.path is None else _saved(folder)
-    if program is None or saved is None or "flags" not in saved:
+    saved = None if program.path is None else _saved(folder)
+    if saved is None or "flags" not in saved:
         return {}
     before, now = saved["flags"], json.loads(_to_json(_flags(program)))
     names = [f.name for f in dataclasses.fields(default) if before.get(f.name) != now.get(f.name)]
@@ -104,8 +94,7 @@ def _edits(folder: Path, program: Program | None, default: TrainerConfig) -> dic
 def _flags(program: Program) -> dict[str, Any]:
     """Return the flags and options that a program's file sets, with their values."""
     default = default_config(program, TrainerConfig)
-    options = [] if program.options is None else [f.name for f in dataclasses.fields(program.options) if f.init]
-    return {name: getattr(default, name) for name in (*program.defaults, *options)}
+    return {name: getattr(default, name) for name in (*program.defaults, *program.option_kinds)}
 
 
 def _write(about: dict[str, Any], program: Program, folder: Path) -> None:
@@ -182,13 +171,9 @@ def program_changes(folder: Path, program: Program) -> list[str]:
 
 def _saved(folder: Path) -> dict[str, Any] | None:
     path = folder / PROGRAM_FILE
-    check_regular(f"{path}", path)
-    try:
-        saved = json.loads(path.read_text())
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({reason(error)})") from None
+    saved = read_json(path)
     statements = saved.get("statements") if isinstance(saved, dict) else None
     right = isinstance(statements, dict) and all(isinstance(of_file, dict) for of_file in statements.values())
     if not right or not isinstance(saved.get("file"), str) or not isinstance(saved.get("flags", {}), dict):

@@ -13,8 +13,8 @@ from typing import Any, TypeVar, get_type_hints
 
 from jaxddp.config import TrainerConfig
 from jaxddp.config.kinds import fits
-from jaxddp.errors import InputError, listed, reason
-from jaxddp.files import UNFINISHED, check_regular, reason_of, write_atomically
+from jaxddp.errors import InputError, listed
+from jaxddp.files import UNFINISHED, read_json, reason_of, write_atomically
 from jaxddp.tracking.folder_lock import LOCK_FILE, hold
 
 CONFIG_FILE = "config.json"
@@ -49,22 +49,15 @@ def claim_output(path: str | Path, resume: bool = False, space: int = 0) -> Iter
     path = Path(path)
     where = f"{'--resume' if resume else '--output'} {path}"
     with contextlib.ExitStack() as resources:
-        with _reasons(where):
+        try:
             _check_claimable(path, where, resume)
             _check_space(path, where, space)
             with _created(path):
                 resources.enter_context(hold(path, where))
             _check_claimable(path, where, resume)  # again: another run may have ended since
+        except OSError as error:
+            raise InputError(f"{where}: {reason_of(error)}; must be a writable folder") from None
         yield path
-
-
-@contextlib.contextmanager
-def _reasons(where: str) -> Iterator[None]:
-    """Turn an `OSError` into an `InputError` of one line."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{where}: {reason_of(error)}; must be a writable folder") from None
 
 
 def _check_claimable(path: Path, where: str, resume: bool) -> None:
@@ -140,13 +133,9 @@ def check_same_data(folder: Path, digests: Mapping[str, str], program: str | Non
     ...     check_same_data(Path(folder), {"test": "34", "train": "12"})
     """
     path = folder / DATA_FILE
-    check_regular(f"{path}", path)
-    try:
-        saved = json.loads(path.read_text())
-    except FileNotFoundError:
+    if not path.exists():
         return
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({reason(error)}); remove it to resume with any data") from None
+    saved = read_json(path, advice="; remove it to resume with any data")
     if not isinstance(saved, dict) or saved.keys() != digests.keys():
         raise InputError(f"{path}: not the digests of a run's data; remove it to resume with any data")
     names = {"train": "training", "test": "test"}
@@ -170,10 +159,7 @@ def load_config(folder: Path, config_class: type[Config]) -> Config:
     0.5
     """
     path = folder / CONFIG_FILE
-    try:
-        fields = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a run's config ({reason(error)})") from error
+    fields = read_json(path, "not a run's config")
     program = getattr(config_class, "PROGRAM", None)
     known = {field.name for field in dataclasses.fields(config_class)}
     if not isinstance(fields, dict) or not fields.keys() <= known:

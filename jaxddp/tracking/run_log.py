@@ -12,7 +12,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
 from jaxddp.config import TrainerConfig
@@ -166,9 +165,7 @@ class RunLog:
         if self._digests is not None:
             save_digests(self._digests, output)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._console.close()
         if self._output is None:
             return
@@ -177,7 +174,8 @@ class RunLog:
             # After a failure, an error here (a full disk) must not replace the run's error.
             with contextlib.suppress(Exception) if error else contextlib.nullcontext(), self.writing(advice=kept):
                 self._resources.close()
-                self._draw_curves(self._output)
+                if history := read_metrics(self._output / METRICS_FILE):
+                    write_atomically(self._output / CURVES_FILE, draw_curves(history, self._title))
         finally:
             self._resources.close()
 
@@ -302,7 +300,3 @@ class RunLog:
         for writer in self._writers:
             with self.writing(writer.path):
                 writer.scalars(values, step)
-
-    def _draw_curves(self, output: Path) -> None:
-        if history := read_metrics(output / METRICS_FILE):
-            write_atomically(output / CURVES_FILE, draw_curves(history, self._title))

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,46 +20,6 @@ from jaxddp.tracking.tensorboard import EventFile
 TENSORBOARD_FOLDER = "tensorboard"
 PROJECT = "jaxddp"  # unless WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME says otherwise
 MOST_PARAMETERS = 100  # that an MLflow server takes at once
-
-
-class Writer(Protocol):
-    """Interface of a writer; steps count from 1.
-
-    Attributes:
-        path: where it writes, for messages.
-    """
-
-    path: Path
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Write metrics by tag."""
-
-    def histogram(self, tag: str, counts: Sequence[int], step: int) -> None:
-        """Write a histogram of log2 |g|, with one count for each of `LOG2_BINS`."""
-
-    def close(self) -> None:
-        """Write what is left."""
-
-
-def writers(config: TrainerConfig, output: Path, title: str, resume_step: int | None) -> Iterator[Writer]:
-    """Yield the writers that `--track` names.
-
-    Args:
-        config: configuration of the run, which the services show.
-        output: run folder, whose name is that of the run.
-        title: description of the run.
-        resume_step: step after which the run continues; None: it is new.
-
-    Raises:
-        InputError: a library is not installed.
-        TrainingError: a service refuses the run.
-        OSError: a file cannot be written.
-    """
-    for name in dict.fromkeys(config.track):
-        if name == "tensorboard":
-            yield EventFile(output / TENSORBOARD_FOLDER, resume_step)
-        else:
-            yield (WandB if name == "wandb" else MLflow)(config, output, title)
 
 
 class WandB:
@@ -122,6 +82,30 @@ class MLflow:
         """Send what is left."""
         with _one_line("mlflow"):
             self._mlflow.end_run()
+
+
+Writer = EventFile | WandB | MLflow  # each has a path, for messages; steps count from 1
+
+
+def writers(config: TrainerConfig, output: Path, title: str, resume_step: int | None) -> Iterator[Writer]:
+    """Yield the writers that `--track` names.
+
+    Args:
+        config: configuration of the run, which the services show.
+        output: run folder, whose name is that of the run.
+        title: description of the run.
+        resume_step: step after which the run continues; None: it is new.
+
+    Raises:
+        InputError: a library is not installed.
+        TrainingError: a service refuses the run.
+        OSError: a file cannot be written.
+    """
+    for name in dict.fromkeys(config.track):
+        if name == "tensorboard":
+            yield EventFile(output / TENSORBOARD_FOLDER, resume_step)
+        else:
+            yield (WandB if name == "wandb" else MLflow)(config, output, title)
 
 
 def check_installed(config: TrainerConfig) -> None:

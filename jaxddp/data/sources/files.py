@@ -170,10 +170,8 @@ class ImageFolder:
         return len(self._files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        try:
-            from PIL import Image
-        except ImportError:
-            raise InputError("image_folder needs Pillow: pip install pillow") from None
+        from PIL import Image
+
         with Image.open(self._files[index]) as image:
             return {"x": np.asarray(image.convert("RGB")), "y": self._labels[index]}
 
@@ -204,13 +202,11 @@ class Parquet:
     """Rows of Parquet files; see `parquet`."""
 
     def __init__(self, path: str | Path):
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_metadata
+
         self.path = Path(path)
         where = f"parquet({path})"
-        try:
-            from pyarrow import ArrowException
-            from pyarrow.parquet import read_metadata
-        except ImportError:
-            raise InputError(f"{where} needs pyarrow: pip install pyarrow") from None
         files = sorted(self.path.rglob("*.parquet")) if self.path.is_dir() else [self.path]
         if not files:
             raise InputError(f"{where}: has no files *.parquet")
@@ -262,7 +258,8 @@ def parquet(path: str | Path) -> Parquet:
     quickly from small row groups only (`row_group_size=1000` in pyarrow).
 
     Raises:
-        InputError: there is no such file, or pyarrow is not installed.
+        InputError: there is no such file.
+        ModuleNotFoundError: pyarrow is not installed.
 
     >>> import tempfile, pyarrow, pyarrow.parquet
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -105,10 +105,7 @@ class TorchOptimizer:
         elif self.kind == "RMSprop":
             alpha, centred = shared("alpha", 0.99), shared("centered", False)
             if momentum:
-                made = (
-                    "jaxddp.optim.rmsprop",
-                    {"alpha": alpha, "eps": eps, "momentum": momentum, "centered": centred},
-                )
+                made = ("jaxddp.optim.rmsprop", {"alpha": alpha, "eps": eps, "momentum": momentum, "centered": centred})
             else:
                 made = ("optax.rmsprop", {"decay": alpha, "eps": eps, "eps_in_sqrt": False, "centered": centred})
                 made[1].update(initial_scale=0.0, nesterov=False)

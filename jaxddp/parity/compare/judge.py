@@ -8,6 +8,7 @@ reference would compute from the same inputs.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,12 @@ class Located:
     allowed: float
     detail: str = ""
 
+    @classmethod
+    def worst(cls, step: int, residuals: Mapping[str, float], allowed: float, detail: str = "") -> "Located":
+        """Return the tensor that differs most at a step."""
+        tensor = max(residuals, key=residuals.__getitem__)
+        return cls(step, tensor, residuals[tensor], allowed, detail)
+
 
 @dataclass
 class Judgement:
@@ -91,7 +98,9 @@ class Judgement:
     def results(self, alone: bool = False) -> dict[str, StageResult]:
         """Return each stage's result over all steps; with `alone`, given jax's inputs where that was judged."""
         steps = {**self.residuals, **{stage: x for stage, x in self.given.items() if alone and stage in self.residuals}}
-        return {stage: self._result(stage, steps[stage]) for stage in ORDER if stage in steps}
+        return {
+            stage: stage_result(steps[stage], self.allowed(stage), self.shapes) for stage in ORDER if stage in steps
+        }
 
     def beyond(self) -> Iterator[tuple[str, Located]]:
         """Yield where each stage first differs by more than is allowed, although no stage was found to differ."""
@@ -99,8 +108,7 @@ class Judgement:
             steps = enumerate(result.residuals, start=1)
             if step := next((step for step, worst in steps if worst > result.allowed), None):
                 of_step = (self.given.get(stage) or self.residuals[stage])[step - 1]
-                tensor = max(of_step, key=of_step.__getitem__)
-                yield stage, Located(step, tensor, of_step[tensor], result.allowed, "no stage before it differs")
+                yield stage, Located.worst(step, of_step, result.allowed, "no stage before it differs")
 
     @property
     def rate_rounding(self) -> float:
@@ -114,13 +122,23 @@ class Judgement:
         rounding = self.update_rounding if step is None else self.update_rounding[step - 1 : step]
         return ALLOWED[stage] + max(rounding, default=0.0)
 
-    def _result(self, stage: str, steps: Sequence[Mapping[str, float]]) -> StageResult:
-        worst: dict[str, float] = {}
-        for of_step in steps:
-            for name, value in of_step.items():
-                worst[name] = max(worst.get(name, 0.0), value)
-        tensors = {name: (self.shapes.get(name.rpartition(":")[2], ()), value) for name, value in worst.items()}
-        return StageResult(self.allowed(stage), tuple(max(of.values(), default=math.nan) for of in steps), tensors)
+
+def stage_result(
+    steps: Sequence[Mapping[str, float]], allowed: float, shapes: Mapping[str, tuple[int, ...]]
+) -> StageResult:
+    """Return the result of a stage.
+
+    Args:
+        steps: per step, tensor -> residual.
+        allowed: largest residual that counts as equal.
+        shapes: shapes of the model's tensors.
+    """
+    worst: dict[str, float] = {}
+    for of_step in steps:
+        for name, value in of_step.items():
+            worst[name] = max(worst.get(name, 0.0), value)
+    tensors = {name: (shapes.get(name.rpartition(":")[2], ()), value) for name, value in worst.items()}
+    return StageResult(allowed, tuple(max(of_step.values(), default=math.nan) for of_step in steps), tensors)
 
 
 def judge(
@@ -161,7 +179,7 @@ def judge(
 
 
 def _stages(
-    torch: Record, jax: Record, facts: Facts, optimizer: str, shares: Mapping[str, float], peak: float
+    torch: StoredRecord, jax: Record, facts: Facts, optimizer: str, shares: Mapping[str, float], peak: float
 ) -> Iterator[tuple[str, dict[str, float], dict[str, float]]]:
     """Yield (stage, residuals against torch, residuals against torch given the same inputs).
 
@@ -172,14 +190,14 @@ def _stages(
     """
     examples = {"examples": differing_share(torch["samples"], jax["samples"])}
     yield "samples", examples, examples
-    if shown := _hyperparameters(torch, jax, peak):
+    if shown := hyperparameters_apart(torch.notes["groups"][0], jax.get("hyperparameters", {}), peak):
         yield "hyperparameters", shown, shown
     pure = {stage: of_loss(jax, stage) for stage in LOCAL_STAGES if stage in torch}
     same = _same_examples(torch, jax, facts)
     for stage in pure:
         given = _against(_of_ranks(pure[stage], same), _of_ranks(torch[stage], same)) if same else {}
         if stage == "local_gradients" and same:
-            given = _largest(given, _norms_apart(torch, jax, same))
+            given = largest(given, _norms_apart(torch, jax, same))
         yield stage, _against(jax.get(stage, pure[stage]), torch[stage]), given
         if f"pure_{stage}" in jax and stage in jax:
             yield f"own_{stage}", {}, _against(jax[stage], pure[stage])
@@ -199,7 +217,7 @@ def _stages(
     if torch["buffers"]:
         buffers = _against(jax["buffers"], torch["buffers"])
         yield "buffers", buffers, buffers if 0 in same else {}
-    if states := _optimizer_state(torch, jax, optimizer):
+    if states := states_apart(jax.get("optimizer_state", {}), torch["optimizer_state"], optimizer):
         yield "optimizer_state", states, {} if facts.custom_step else states
 
 
@@ -245,8 +263,9 @@ def _norms_apart(torch: Record, jax: Record, ranks: list[int]) -> dict[str, floa
     return {name.partition(":")[2]: value for name, value in residuals(of_jax, of_torch).items()}
 
 
-def _largest(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in one | other}
+def largest(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """Return the larger residual of each tensor."""
+    return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in {**one, **other}}
 
 
 def _of_ranks(tensors: Tensors, ranks: list[int]) -> Tensors:
@@ -264,10 +283,9 @@ def _locate(judgement: Judgement, stage: str, step: int, of_tensors: Mapping[str
     """Record this step as the stage's first difference if it is."""
     if stage in judgement.first or not of_tensors:
         return
-    tensor = max(of_tensors, key=lambda name: of_tensors[name])
-    allowed = judgement.allowed(stage, step)
-    if not of_tensors[tensor] <= allowed:
-        judgement.first[stage] = Located(step, tensor, of_tensors[tensor], allowed)
+    located = Located.worst(step, of_tensors, judgement.allowed(stage, step))
+    if not located.residual <= located.allowed:
+        judgement.first[stage] = located
 
 
 def _spread(torch: Record, jax: Record, step: int) -> Iterator[tuple[str, Located]]:
@@ -280,15 +298,19 @@ def _spread(torch: Record, jax: Record, step: int) -> Iterator[tuple[str, Locate
     for stage, of_stage in by_stage.items():
         if stage == "params" and not by_stage.keys() <= {"params", "buffers"}:
             continue  # the parameters differ because the gradients do
-        tensor = max(of_stage, key=lambda name: of_stage[name])
         detail = f"the replicas differ from each other in {len(of_stage)} tensors"
-        yield ("update" if stage == "params" else stage), Located(step, tensor, of_stage[tensor], 0.0, detail)
+        yield ("update" if stage == "params" else stage), Located.worst(step, of_stage, 0.0, detail)
 
 
-def _hyperparameters(torch: Record, jax: Record, peak: float) -> dict[str, float]:
-    """Compute relative differences of the hyperparameters that both sides show; for rates, relative to the largest."""
-    (group, *_), shown = torch.notes["groups"], jax.get("hyperparameters", {})  # type: ignore[attr-defined]
-    pairs = {name: (float(shown[name]), group[key]) for name, key in RATES.items() if name in shown and key in group}
+def hyperparameters_apart(group: Mapping[str, Any], shown: Mapping[str, Any], peak: float) -> dict[str, float]:
+    """Compute relative differences of the hyperparameters that both sides show.
+
+    Args:
+        group: torch's parameter group.
+        shown: jax's hyperparameters, under optax's names.
+        peak: largest learning rate, to which differences of the rate are relative.
+    """
+    pairs = {n: (float(shown[n]), float(group[key])) for n, key in RATES.items() if n in shown and key in group}
     scale = {name: max(abs(b), peak if RATES[name] == "lr" else 0.0) for name, (_, b) in pairs.items()}
     return {name: relative(abs(a - b), scale[name], abs(a)) for name, (a, b) in pairs.items()}
 
@@ -299,16 +321,21 @@ def _like(jax: Tensors, torch: Tensors) -> Tensors:
     return {name: value * dot / square for name, value in jax.items()} if square and dot else jax
 
 
-def _optimizer_state(torch: Record, jax: Record, optimizer: str) -> dict[str, float]:
-    """Compute the residuals of the states that both optimizers have, in the same units."""
+def states_apart(jax: Tensors, torch: Tensors, optimizer: str, whole: bool = True) -> dict[str, float]:
+    """Compute the residuals of the states that both optimizers have, in the same units.
+
+    Args:
+        jax, torch: states by kind and parameter, "mu:fc.weight" and "exp_avg:fc.weight".
+        optimizer: class name of torch's optimizer.
+        whole: leave out kinds of states that jax has for some of the parameters only.
+    """
     state_residuals: dict[str, float] = {}
-    for kind in sorted({key.partition(":")[0] for key in torch["optimizer_state"]}):
-        names = STATES.get(kind, MOMENTUM if optimizer == "SGD" else ())
-        of_torch = {key: x for key, x in torch["optimizer_state"].items() if key.startswith(kind + ":")}
-        for name in names:
-            of_jax = {key: jax["optimizer_state"].get(key.replace(kind, name, 1)) for key in of_torch}
-            if all(value is not None for value in of_jax.values()):
-                same_units = _like(of_jax, of_torch) if name in MOMENTUM else of_jax  # type: ignore[arg-type]
-                state_residuals |= _against(same_units, of_torch)  # type: ignore[arg-type]
+    for kind in sorted({key.partition(":")[0] for key in torch}):
+        of_torch = {key: x for key, x in torch.items() if key.startswith(f"{kind}:")}
+        for name in STATES.get(kind, MOMENTUM if optimizer == "SGD" else ()):
+            of_jax = {key: jax[twin] for key in of_torch if (twin := key.replace(kind, name, 1)) in jax}
+            if of_jax and (not whole or of_jax.keys() == of_torch.keys()):
+                same_units = _like(of_jax, of_torch) if name in MOMENTUM else of_jax
+                state_residuals |= residuals(same_units, {key: of_torch[key] for key in of_jax})
                 break
     return state_residuals

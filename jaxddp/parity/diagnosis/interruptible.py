@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Event, Thread
 from typing import Any, TypeVar
 
+from jaxddp.errors import repeating
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.processes import ChildError, Tell
@@ -42,21 +42,9 @@ class OnRank:
 
     def run(self, world: World, tell: Tell) -> Any:
         """Return what the function returns; report to the parent that it goes on, however long it takes."""
-        done = Event()
-
-        def go_on() -> None:
-            while not done.wait(EVERY):
-                tell("the search for a cause")
-
         tell("the search for a cause")
-        telling = Thread(target=go_on, daemon=True)
-        telling.start()
-        try:
-            with default_dtype("float32"):
-                return self.function(self.evidence, *self.arguments)
-        finally:
-            done.set()
-            telling.join()  # the answer is sent after it
+        with repeating(lambda _: tell("the search for a cause"), EVERY), default_dtype("float32"):
+            return self.function(self.evidence, *self.arguments)
 
 
 class InterruptibleSearches:

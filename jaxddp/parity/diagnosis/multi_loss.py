@@ -8,13 +8,7 @@ import numpy as np
 
 from jaxddp.parity.compare.judge import ALLOWED, Located
 from jaxddp.parity.diagnosis.as_differences import as_differences
-from jaxddp.parity.diagnosis.cause_lines import (
-    REDUCTION,
-    STEP,
-    read_program,
-    with_function_lines,
-    with_optimizer_lines,
-)
+from jaxddp.parity.diagnosis.cause_lines import REDUCTION, STEP, read_program, with_function_lines, with_optimizer_lines
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN, ForwardDiagnosis
 from jaxddp.parity.diagnosis.forward.reading import Reading
@@ -191,8 +185,7 @@ def _first(evidence: Evidence, names: Collection[str]) -> Located | None:
         allowed = evidence.judgement.allowed("update", step)
         beyond = {name: x for name, x in of_step.items() if name in names and not x <= allowed}
         if beyond:
-            tensor = max(beyond, key=lambda name: beyond[name])
-            return Located(step, tensor, beyond[tensor], allowed)
+            return Located.worst(step, beyond, allowed)
     return None
 
 

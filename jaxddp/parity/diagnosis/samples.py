@@ -7,14 +7,7 @@ from functools import partial
 import numpy as np
 
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
-from jaxddp.parity.fingerprints import (
-    IDS,
-    Fingerprints,
-    differing_share,
-    differing_shares,
-    identifying,
-    together,
-)
+from jaxddp.parity.fingerprints import IDS, Fingerprints, differing_share, differing_shares, identifying, together
 
 Expectation = Callable[[int], Fingerprints | None]  # step -> what the JAX side would be given; None: not known
 

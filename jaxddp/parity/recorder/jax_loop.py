@@ -72,10 +72,11 @@ class JaxLoop:
         """Stop watching: there are no hooks."""
 
     def arm(self, values: dict[str, Any]) -> None:
-        """Copy the parameters before the next step; they may be donated to it."""
+        """Copy the parameters before the next step, to which they may be donated, from the values of the last one."""
         parts = self._parts(values)
         params = self._flat(parts["params"], "params") if "params" in parts else {}
-        self._before, self._norms = self._taken("params", params)
+        self._norms: Arrays = {}
+        self._before = self._taken("params", params, self._norms)
 
     def take(self, batches: list[Entries], losses: list[Any], values: dict[str, Any]) -> tuple[Stages, dict[str, Any]]:
         """Return the step.
@@ -98,18 +99,14 @@ class JaxLoop:
         notes["entries"] = {name: [list(x.shape), str(x.dtype)] for name, x in of_ranks[0][-1].items()}
         for stage, name in (("gradients", "grads"), ("clipped_gradients", "clipped_grads"), ("update", "updates")):
             if name in parts:
-                flat = self._flat(parts[name], name)
-                stages[stage], more = self._taken(stage, flat)
-                norms |= more
+                stages[stage] = self._taken(stage, self._flat(parts[name], name), norms)
         if self._stacked and "grads" in parts:
-            stages["replica_gradients"] = self._apart(parts["grads"])
+            grads = _named(parts["grads"], "grads")
+            stages["replica_gradients"] = self._of_each({n: x for n, x in grads.items() if not (x == x[:1]).all()})
         if "local_grads" in parts:
             local = _named(parts["local_grads"], "local_grads")
-            stages["local_gradients"] = {
-                n: np.stack([kept({n: one}, self._limit)[n] for one in (x if self._stacked else x[None])])
-                for n, x in local.items()
-            }
-        after = self._taken("", self._flat(parts["params"], "params"))[0] if "params" in parts else {}
+            stages["local_gradients"] = self._of_each({n: x if self._stacked else x[None] for n, x in local.items()})
+        after = kept(self._flat(parts["params"], "params"), self._limit) if "params" in parts else {}
         if self._before:
             stages["params"] = self._before
         if after and self._before and "update" not in stages:
@@ -123,8 +120,7 @@ class JaxLoop:
             if odd := sorted(buffers.keys() - self._tensors.keys()):
                 given = "give Recorder.watch the variables, {'params': ..., 'batch_stats': ...}"
                 raise InputError(f"Recorder.step: buffers: {listed(odd)}: unknown; {given}")
-            stages["buffers"], more = self._taken("buffers", buffers)
-            norms |= more
+            stages["buffers"] = self._taken("buffers", buffers, norms)
         if "opt_state" in parts:
             stages["optimizer_state"] = self._states(parts["opt_state"])
             notes["hyperparameters"] = _hyperparameters(parts["opt_state"])
@@ -168,14 +164,14 @@ class JaxLoop:
             raise InputError(f"Recorder.step: {what}: must have the parameters' arrays; differs in {listed(odd)}")
         return arrays
 
-    def _taken(self, stage: str, arrays: Arrays) -> tuple[Arrays, Arrays]:
-        """Return excerpts, and the norms of the arrays that they stand for."""
-        return kept(arrays, self._limit), norms_of(stage, arrays, self._limit)
+    def _taken(self, stage: str, arrays: Arrays, norms: Arrays) -> Arrays:
+        """Return excerpts, and add the norms of the arrays that they stand for to `norms`."""
+        norms |= norms_of(stage, arrays, self._limit)
+        return kept(arrays, self._limit)
 
-    def _apart(self, tree: Any) -> Arrays:
-        """Return each replica's excerpts of the arrays in which the replicas differ."""
-        apart = {name: x for name, x in _named(tree, "grads").items() if not (x == x[:1]).all()}
-        return {n: np.stack([kept({n: one}, self._limit)[n] for one in x]) for n, x in apart.items()}
+    def _of_each(self, arrays: Arrays) -> Arrays:
+        """Return each replica's excerpts of arrays (R, ...)."""
+        return {n: np.stack([kept({n: one}, self._limit)[n] for one in x]) for n, x in arrays.items()}
 
     def _of_replicas(self, batches: list[Entries]) -> list[list[Entries]]:
         if not self._stacked:

@@ -6,38 +6,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import index
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from jaxddp.errors import InputError, described, shortened, tell
 from jaxddp.files import writing
 from jaxddp.parity.recorder.batches import Entries
-from jaxddp.parity.recorder.files import RecordingWriter, Stages
+from jaxddp.parity.recorder.files import RecordingWriter
+
+if TYPE_CHECKING:
+    from jaxddp.parity.recorder.jax_loop import JaxLoop
+    from jaxddp.parity.recorder.torch_loop import TorchLoop
+
+    Loop = TorchLoop | JaxLoop  # one side's view of the loop: what a step computes, seen from outside
 
 LIMIT = 2**14  # elements of a tensor that are kept
-
-
-class Loop(Protocol):
-    """One side's view of the loop: what a step computes, seen from outside."""
-
-    rank: int
-
-    def header(self) -> dict[str, Any]:
-        """Describe the run for the first line of the recording."""
-
-    def check(self, values: dict[str, Any]) -> None:
-        """Raise `InputError` if a step's values have unknown names."""
-
-    def arm(self, values: dict[str, Any]) -> None:
-        """Prepare for the next step, which is recorded; `values` are those of the step before it."""
-
-    def stop(self) -> None:
-        """Stop watching."""
-
-    def take(self, batches: list[Entries], losses: list[Any], values: dict[str, Any]) -> tuple[Stages, dict[str, Any]]:
-        """Return stages and notes of the step that has just been taken, and stop watching."""
-
-    def entries(self, batch: Any) -> Entries:
-        """Return the arrays of a batch that this process has."""
 
 
 class Recorder:
@@ -94,12 +76,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        steps: int | Iterable[int] = 10,
-        *,
-        limit: int = LIMIT,
-        overwrite: bool = False,
+        self, folder: str | Path, steps: int | Iterable[int] = 10, *, limit: int = LIMIT, overwrite: bool = False
     ):
         if not isinstance(folder, str | Path):
             raise InputError(f"Recorder: folder {shortened(repr(folder))}: must be a path")
@@ -148,7 +125,7 @@ class Recorder:
             raise InputError(f"Recorder.watch: {_described(error)}") from error
         self._loop = loop
 
-    def _loop_of(self, model: Any, optimizer: Any, options: dict[str, Any]) -> Loop:
+    def _loop_of(self, model: Any, optimizer: Any, options: dict[str, Any]) -> "Loop":
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(model, torch.nn.Module):
             from jaxddp.parity.recorder.torch_loop import TorchLoop
@@ -200,12 +177,12 @@ class Recorder:
                 loop.arm(values)
 
     @property
-    def _watched(self) -> Loop:
+    def _watched(self) -> "Loop":
         if self._loop is None:
             raise InputError("Recorder: step or micro_batch was called before watch")
         return self._loop
 
-    def _record(self, loop: Loop, batch: Any, loss: Any, values: dict[str, Any]) -> None:
+    def _record(self, loop: "Loop", batch: Any, loss: Any, values: dict[str, Any]) -> None:
         assert self._writer is not None, "watch makes it"
         batches = [*self._batches, loop.entries(batch)]
         stages, notes = loop.take(batches, [*self._losses, loss], values)
@@ -214,7 +191,7 @@ class Recorder:
         self._next, self._last = next(self._left, 0), self._next
 
     @contextlib.contextmanager
-    def _training_goes_on(self, loop: Loop) -> Iterator[None]:
+    def _training_goes_on(self, loop: "Loop") -> Iterator[None]:
         """Stop the recording at an error, and say so; only a wrong argument of the first step is raised."""
         try:
             yield

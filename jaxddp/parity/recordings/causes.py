@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
-from jaxddp.parity.compare.examples import examples_in_words
+from jaxddp.parity.compare.clipping import Clipping
 from jaxddp.parity.compare.residuals import norm
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
     OptimizerEvidence,
@@ -31,16 +30,6 @@ from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import Numbers, sizes_of
 from jaxddp.parity.records import Tensors, scaled_by, stage_norm
-
-__all__ = [
-    "Updates",
-    "of_gradients",
-    "of_reduction",
-    "of_samples",
-    "of_torch_reduction",
-    "of_updates",
-    "samples_in_words",
-]
 
 # What an optimizer in one precision leaves of a replay in float64, in units of that precision; measured: up to 4.
 OPTIMIZER_ROUNDING = 8.0
@@ -77,51 +66,42 @@ class Updates:
     floor: float
     ruling: Ruling
 
+    @property
+    def differ(self) -> bool:
+        """Return whether an update differs by more than rounding."""
+        return any(not value <= self.floor for of_step in self.residuals or () for value in of_step.values())
+
 
 def of_updates(
-    torch_run: Recording,
-    jax_run: Recording,
-    outside: OutsideChanges,
-    clipping: Clipping,
-    numbers: Sequence[int],
-    rates: Sequence[float] | None = None,
+    outside: OutsideChanges, clipping: Clipping, numbers: Sequence[int], rates: Sequence[float] | None = None
 ) -> Updates:
     """Compare JAX's updates with those of torch's optimizer, and name the mistake that explains a difference.
 
     Args:
-        torch_run, jax_run: recordings.
-        outside: the parameters and updates of JAX's steps.
+        outside: both recordings, with the parameters and updates of JAX's steps.
         clipping: how torch clips.
         numbers: steps, from the first on without a gap; at all of them JAX shows its gradients.
         rates: learning rates to put in place of torch's, those of other groups in proportion; None: torch's.
     """
+    torch_run, jax_run = outside.torch_run, outside.jax_run
     torch, jax = ([run.steps[number] for number in numbers] for run in (torch_run, jax_run))
     pairs = [*zip(torch, jax, strict=True)]
     steps = [_optimizer_step(of_torch, of_jax, outside, clipping) for of_torch, of_jax in pairs]
-    of_torch_group = [float(step.notes["groups"][0]["lr"]) for step in torch]
-    if rates is not None:
-        steps = [_with_rate(*item) for item in zip(steps, of_torch_group, rates, strict=True)]
-    shown = any(step["clipped_gradients"] for step in jax)
     rounding, floor = rounding_of_updates(torch, jax, jax_run.epsilon)
     rounding = [coarse + outside.carried(step.number) for coarse, step in zip(rounding, jax, strict=True)]
     floor += max(rounding)
-    evidence = OptimizerEvidence(
-        str(torch_run.header["optimizer"]),
-        steps,
-        of_torch_group if rates is None else [*rates],
-        torch_run.world_size,
-        int(torch[0].notes["micro_batches"]),
-        None,
-        NOT_CLIPPED if shown else clipping,
-        rounding=rounding,
-        sizes=sizes_of(torch[0], torch_run.world_size),
-    )
-    residuals = replay(evidence, torch_run)
-    if residuals is None or all(value <= floor for of_step in residuals for value in of_step.values()):
-        return Updates(residuals, floor, Ruling((), None))
-    if floor > COARSEST:
-        return Updates(residuals, floor, Ruling((), None, cut_short=True))
-    return Updates(residuals, floor, _simplest_first(explain_optimizer(evidence, floor)))
+    evidence = evidence_of(torch_run, torch, steps, rounding)
+    if not any(step["clipped_gradients"] for step in jax):
+        evidence = replace(evidence, clipping=clipping)
+    if rates is not None:
+        steps = [_with_rate(*item) for item in zip(steps, evidence.rates, rates, strict=True)]
+        evidence = replace(evidence, steps=steps, rates=[*rates])
+    updates = Updates(replay(evidence, torch_run), floor, Ruling((), None))
+    if not updates.differ:
+        return updates
+    is_coarse = floor > COARSEST
+    ruling = Ruling((), None, cut_short=True) if is_coarse else _simplest_first(explain_optimizer(evidence, floor))
+    return replace(updates, ruling=ruling)
 
 
 def _simplest_first(ruling: Ruling) -> Ruling:
@@ -132,6 +112,15 @@ def _simplest_first(ruling: Ruling) -> Ruling:
     """
     order = tuple(sorted(ruling.named, key=lambda one: (not one.removes, "loss_scale" in one.faults)))
     return replace(ruling, named=order)
+
+
+def evidence_of(
+    run: Recording, torch: Sequence[RecordedStep], steps: Sequence[OptimizerStep], rounding: Sequence[float]
+) -> OptimizerEvidence:
+    """Return what some of torch's steps show of its optimizer, beside the inputs and updates of either side."""
+    kind, micro_batches = str(run.header["optimizer"]), int(torch[0].notes["micro_batches"])
+    rates, sizes = [float(step.notes["groups"][0]["lr"]) for step in torch], sizes_of(torch[0], run.world_size)
+    return OptimizerEvidence(kind, steps, rates, run.world_size, micro_batches, None, rounding=rounding, sizes=sizes)
 
 
 def replay(evidence: OptimizerEvidence, run: Recording) -> list[dict[str, float]] | None:
@@ -177,10 +166,10 @@ def _optimizer_step(
     given = torch["clipped_gradients"] or torch["gradients"]
     return OptimizerStep(
         groups,
-        {name: params[name].astype(float) for name in names},
-        {name: x.astype(float) for name, x in gradients.items()},
+        as_float({name: params[name] for name in names}),
+        as_float(gradients),
         frozenset(name for name in names if name not in given),
-        {name: update[name].astype(float) for name in names},
+        as_float({name: update[name] for name in names}),
         by_part(alignment.states_of_jax(jax["optimizer_state"])),
         share,
         share * norm,
@@ -197,11 +186,6 @@ def _with_rate(step: OptimizerStep, rate: float, other: float) -> OptimizerStep:
 def of_samples(examples: tuple[Numbers, Numbers]) -> Ruling:
     """Name the mistake of a sampler or loader."""
     return explain_samples(SampleEvidence(*examples))
-
-
-def samples_in_words(torch: dict[str, np.ndarray], jax: dict[str, np.ndarray]) -> str:
-    """Describe how the examples of a step differ."""
-    return examples_in_words(torch, jax)
 
 
 def of_reduction(jax: Sequence[RecordedStep], epsilon: float) -> tuple[float, Ruling]:
@@ -259,16 +243,10 @@ def _both(one: Tensors, other: Tensors) -> tuple[dict[str, np.ndarray], dict[str
 
 
 def _reduction_step(step: RecordedStep) -> ReductionStep:
-    local = {name: x.astype(float) for name, x in step["local_gradients"].items()}
-    replicas = len(next(iter(local.values())))
-    apart = step["replica_gradients"]
-    shown = {
-        name: apart.get(name, np.broadcast_to(x, (replicas, *x.shape))).astype(float)
-        for name, x in step["gradients"].items()
-        if name in local
-    }
-    made = _of_means(step, local, shown)
-    return replace(made, shown={"local_gradients": {name: local[name] for name in shown}, **made.shown})
+    local, gradients = _both(step["local_gradients"], step["gradients"])
+    replicas = len(next(iter(step["local_gradients"].values())))
+    made = _of_means(step, local, _received(gradients, step["replica_gradients"], replicas))
+    return replace(made, shown={"local_gradients": as_float(local), **made.shown})
 
 
 def _of_means(step: RecordedStep, local: Tensors, shown: Tensors) -> ReductionStep:
@@ -277,6 +255,23 @@ def _of_means(step: RecordedStep, local: Tensors, shown: Tensors) -> ReductionSt
     counts = np.array(step.sizes if len(step.sizes) == ranks else [1] * ranks, float)[:, None]
     sums = {name: scaled_by(counts, x[:, None].astype(float)) for name, x in local.items() if name in shown}
     return ReductionStep(counts, sums, None, {"gradients": {name: shown[name] for name in sums}})
+
+
+def _received(gradients: Tensors, differing: Tensors, replicas: int) -> Tensors:
+    """Return each replica's gradients, (R, ...).
+
+    Args:
+        gradients: those of the first replica.
+        differing: gradients (R, ...) of the tensors in which the replicas differ.
+    """
+    return as_float(
+        {name: differing.get(name, np.broadcast_to(x, (replicas, *x.shape))) for name, x in gradients.items()}
+    )
+
+
+def as_float(tensors: Tensors) -> Tensors:
+    """Return tensors as float64."""
+    return {name: x.astype(float) for name, x in tensors.items()}
 
 
 def of_gradients(
@@ -288,15 +283,12 @@ def of_gradients(
     """
     steps, penalised = [], []
     for of_torch, of_jax in zip(torch[:STEPS], jax[:STEPS], strict=True):
-        same, apart = alignment.of_jax(of_jax["gradients"]), alignment.of_jax(of_jax["replica_gradients"])
-        received = {
-            name: apart.get(name, np.broadcast_to(x, (replicas, *x.shape))).astype(float) for name, x in same.items()
-        }
-        expected = alignment.of_torch(of_torch["gradients"])
-        steps.append((received, {name: x.astype(float) for name, x in expected.items()}))
-        params = alignment.of_torch(of_torch["params"])
+        same, differing = (alignment.of_jax(of_jax[stage]) for stage in ("gradients", "replica_gradients"))
+        received, expected = _received(same, differing, replicas), as_float(alignment.of_torch(of_torch["gradients"]))
+        steps.append((received, expected))
+        params = as_float(alignment.of_torch(of_torch["params"]))
         apart = {name: x.mean(0) - expected[name] for name, x in received.items() if name in expected}
-        penalised.append((apart, {name: params[name].astype(float) for name in apart}, stage_norm(expected)))
+        penalised.append((apart, params, stage_norm(expected)))
     ruling = explain_received(steps, sizes_of(torch[0], replicas), floor)
     if not ruling.named and all(len({*step.sizes}) > 1 and step["local_gradients"] for step in torch):
         pairs = zip(torch, (received for received, _ in steps), strict=False)

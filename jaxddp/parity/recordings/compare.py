@@ -2,16 +2,16 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jaxddp.errors import InputError, listed
 from jaxddp.parity.catalogue import TorchOptimizer
 from jaxddp.parity.compare.clipping import NOT_CLIPPED
+from jaxddp.parity.compare.examples import examples_in_words
 from jaxddp.parity.compare.judge import Located
 from jaxddp.parity.diagnosis.as_differences import causes_of, next_best
 from jaxddp.parity.diagnosis.search.decide import Ruling
@@ -24,8 +24,8 @@ from jaxddp.parity.recordings.clipping_rule import clipping_of
 from jaxddp.parity.recordings.judge import ALLOWED, MOST_APART, Judge, contiguous, replayed
 from jaxddp.parity.recordings.names import Twins, find_twins
 from jaxddp.parity.recordings.outside import OutsideChanges
-from jaxddp.parity.recordings.own_updates import changed_state, foreign_cause, own_updates
-from jaxddp.parity.recordings.remarks import are_paired, outside_cause, remarks
+from jaxddp.parity.recordings.own_updates import changed_state, foreign_cause, foreign_update
+from jaxddp.parity.recordings.remarks import are_paired, outside_cause, problems, remarks, start_cause, unseen
 from jaxddp.parity.recordings.run import EPSILONS, Recording
 from jaxddp.parity.recordings.samples import dealt_otherwise, numbered
 from jaxddp.parity.report.report import Report
@@ -36,10 +36,6 @@ NEEDS = (
 )
 NEEDS_GRADIENTS = (
     "the gradients of all steps from the first on, from which torch's optimizer is replayed: give grads to jax's step"
-)
-START_FIX = (
-    "save torch's weights as safetensors and convert them for the jax model: python -m jaxddp.parity.convert PORT.py "
-    "WEIGHTS.safetensors OUT.safetensors, or load them by the names above"
 )
 
 
@@ -116,19 +112,18 @@ class Comparison:
         self._examples = numbered(self._torch, self._jax, self._replicas, self._epsilon)
         judge = Judge(torch_run, jax_run, self._alignment, self._examples)
         self._judgement, self._outside = judge.judge(), judge.outside
-        self._problems = [*self._found_problems()]
+        self._problems = [*problems(self._twins, self._alignment, self._jax, self._examples)]
         self._clipping = clipping_of(self._torch)
         self._remarks: list[str] = []  # on torch's own updates
         self._given_rates = False  # whether updates are explained given jax's own learning rates
 
     def report(self) -> Report:
         """Return the report."""
-        differences = [*self._start(), *self._samples()]
         of_step = [*self._reduction(), *self._updates()]
-        differences += [*self._model([one.stage for one in of_step if one.cause]), *of_step]
+        of_model = self._model([one.stage for one in of_step if one.cause])
+        differences = [*self._start(), *self._samples(), *of_model, *of_step, *self._outside_changes()]
         if self._given_rates or not any(one.stage == "update" and one.cause for one in differences):
-            differences[len(differences) - len(of_step) :] = [*self._located("hyperparameters"), *of_step]
-        differences += self._outside_changes()
+            differences += self._located("hyperparameters")
         if not differences and self._judgement.first:  # a stage that follows from equal ones
             differences += self._located(min(self._judgement.first, key=ORDER.index))
         order = ("params", *(stage for stage in ORDER if stage != "params"))  # the start comes first
@@ -143,7 +138,7 @@ class Comparison:
             steps=len(judgement.numbers),
             dtype=next(name for name, value in EPSILONS.items() if value == self._epsilon),
             stages=judgement.results(torch_run.shapes),
-            unseen=tuple(self._unseen()),
+            unseen=tuple(unseen(self._jax, self._clipping)),
             free_running=self._drift(),
             losses=tuple((a.notes["loss"], b.notes["loss"]) for a, b in zip(self._torch, self._jax, strict=True)),
             differences=tuple(differences),
@@ -155,32 +150,13 @@ class Comparison:
             environment=environment(),
         )
 
-    def _found_problems(self) -> Iterator[Problem]:
-        twins = self._twins
-        if twins.problem:
-            yield Problem("port", "names", f"{twins.problem}; give a table with --names FILE")
-        if self._alignment is not None and self._alignment.uncovered:
-            says = f"the excerpts of {listed(self._alignment.uncovered, joint=', ')} have no common element"
-            yield Problem("port", "tensors", f"{says}; record with a larger limit")
-        if not any(step["update"] for step in self._jax):
-            yield Problem("jax", "update", "not compared: give updates, or params, to jax's step")
-        if not self._examples[0][0]:
-            yield Problem("port", "samples", "the batches have no entries in common; pass the same arrays to step")
-
     def _start(self) -> Iterator[Difference]:
         """Yield a difference if both sides do not begin with the same parameters; it comes first."""
         located = self._judgement.first.get("params")
-        if located is None:
-            return
-        worst = self._judgement.residuals["params"][0]
-        count = sum(value > located.allowed for value in worst.values())
-        step = located.step
-        says = f"the runs begin step {step} with different parameters, in {count} of {len(worst)} tensors"
-        measured = f"the parameters before step {step} differ by {located.residual:.2g} in {located.tensor}"
-        fix = START_FIX if step == 1 else "record from step 1 on, where both begin with the same weights"
-        detail = "losses and gradients are judged only where both begin a step with the same parameters"
-        cause = Cause(("different_start",), (says,), (fix,), 0.0, measured=measured)
-        yield _difference("params", located, cause, detail=detail)
+        if located is not None:
+            detail = "losses and gradients are judged only where both begin a step with the same parameters"
+            cause = start_cause(located, self._judgement.residuals["params"][0])
+            yield _difference("params", located, cause, detail=detail)
 
     def _samples(self) -> Iterator[Difference]:
         located = self._judgement.first.get("samples")
@@ -191,11 +167,10 @@ class Comparison:
         if sizes := dealt_otherwise(self._torch[index], self._jax[index]):
             yield _difference("samples", located, detail=f"the replicas have {sizes}")
             return
-        detail = causes.samples_in_words(torch, jax)
-        contiguous_steps = len(contiguous(self._judgement.numbers))
+        detail = examples_in_words(torch, jax)
         shapes = {x.shape for side in self._examples for step in side for x in step.values()}
         ruling = Ruling((), None)
-        if contiguous_steps == len(self._judgement.numbers) and len(shapes) == 1:
+        if contiguous(self._judgement.numbers) == self._judgement.numbers and len(shapes) == 1:
             ruling = causes.of_samples(self._examples)
         yield from self._explained("samples", located, ruling, detail)
 
@@ -254,10 +229,10 @@ class Comparison:
     def _updates(self) -> Iterator[Difference]:
         """Yield what differs of both sides' updates, with names where torch's optimizer is replayed."""
         numbers = replayed(self._judgement.numbers, self._jax_run)
-        own = own_updates(self._torch_run, contiguous(self._judgement.numbers))
-        foreign, kind = None if own is None else own.foreign, self._torch_run.header["optimizer"]
-        plain = [number for number in numbers if own is not None and (foreign is None or number < foreign.step)]
-        if own is None:
+        can_replay, foreign = foreign_update(self._torch_run, contiguous(self._judgement.numbers))
+        plain = [number for number in numbers if can_replay and (foreign is None or number < foreign.step)]
+        kind = self._torch_run.header["optimizer"]
+        if not can_replay:
             self._remarks = [f"{kind} cannot be replayed, so updates are compared with torch's."]
         elif foreign is not None:
             says = f"torch's updates are not what its {kind} makes of its gradients and state"
@@ -286,13 +261,13 @@ class Comparison:
             self._problems.append(Problem("torch", "clipped_gradients", f"{says}; give clipped_grads to jax's step"))
             return None
         clipping = self._clipping or NOT_CLIPPED
-        given = self._torch_run, self._jax_run, outside, clipping
-        updates = causes.of_updates(*given, numbers)
-        rates = [rate for number in numbers if (rate := _rate(self._jax_run.steps[number].notes)) is not None]
+        updates = causes.of_updates(outside, clipping, numbers)
+        steps = [self._jax_run.steps[number].hyperparameters for number in numbers]
+        rates = [shown["learning_rate"] for shown in steps if "learning_rate" in shown]
         has_rates = "hyperparameters" in judgement.first and len(rates) == len(numbers)
         if updates.residuals and not updates.ruling.named and has_rates:  # what else differs may have a name
-            others = causes.of_updates(*given, numbers, rates)
-            self._given_rates = bool(others.ruling.named) or not _differs(others)
+            others = causes.of_updates(outside, clipping, numbers, rates)
+            self._given_rates = bool(others.ruling.named) or not others.differ
             updates = others if self._given_rates else updates
         for number, of_step in zip(numbers, updates.residuals or (), strict=False):
             judgement.note("update", judgement.numbers.index(number), of_step, updates.floor, True)
@@ -310,16 +285,14 @@ class Comparison:
             self._problems.append(Problem("torch", "update", says))
 
     def _located(self, stage: str) -> list[Difference]:
-        located = self._judgement.first.get(stage)
-        return [] if located is None else [_difference(stage, located, detail=self._rates(located))]
-
-    def _rates(self, located: Located) -> str:
-        """Describe a hyperparameter that differs."""
-        index = self._judgement.numbers.index(located.step)
-        torch, jax = self._torch[index].notes["groups"][0], self._jax[index].notes
-        if located.tensor != "learning_rate":
-            return ""
-        return f"learning rate {_rate(jax):.6g} at step {located.step}, the reference has {torch['lr']:.6g}"
+        located, detail = self._judgement.first.get(stage), ""
+        if located is None:
+            return []
+        if (stage, located.tensor) == ("hyperparameters", "learning_rate"):
+            index = self._judgement.numbers.index(located.step)
+            torch, jax = self._torch[index].notes["groups"][0]["lr"], self._jax[index].hyperparameters["learning_rate"]
+            detail = f"learning rate {jax:.6g} at step {located.step}, the reference has {torch:.6g}"
+        return [_difference(stage, located, detail=detail)]
 
     def _explained(self, stage: str, located: Located, ruling: Ruling, detail: str = "") -> Iterator[Difference]:
         """Yield a difference for each cause, or one without."""
@@ -337,14 +310,6 @@ class Comparison:
         values = self._judgement.by_step(self._judgement.drift)
         return {"params": StageResult(MOST_APART, values)} if any(map(math.isfinite, values)) else {}
 
-    def _unseen(self) -> list[str]:
-        """Return the stages that JAX's loop did not give."""
-        wanted = ("gradients", "update", "optimizer_state")
-        missing = [stage for stage in wanted if not any(step[stage] for step in self._jax)]
-        if self._clipping != NOT_CLIPPED and not any(step["clipped_gradients"] for step in self._jax):
-            missing.append("clipped_gradients")
-        return missing
-
 
 def _difference(
     stage: str, located: Located, cause: Cause | None = None, detail: str = "", needs: str = ""
@@ -353,13 +318,3 @@ def _difference(
     return Difference(
         stage, located.step, located.tensor, located.residual, located.allowed, cause=cause, detail=text, needs=needs
     )
-
-
-def _rate(notes: Mapping[str, Any]) -> float | None:
-    """Return the learning rate that a step of JAX shows; None: it shows none."""
-    shown = notes.get("lr", notes.get("hyperparameters", {}).get("learning_rate"))
-    return None if shown is None else float(shown)
-
-
-def _differs(updates: causes.Updates) -> bool:
-    return any(value > updates.floor for of_step in updates.residuals or [] for value in of_step.values())

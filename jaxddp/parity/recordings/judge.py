@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxddp.parity.compare.judge import MOMENTUM, STATES
+from jaxddp.parity.compare.judge import Located, hyperparameters_apart, largest, states_apart
 from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.fingerprints import differing_share
 from jaxddp.parity.recordings.aligned import Alignment, norms_of_torch, total_norm
-from jaxddp.parity.recordings.judgement import TIPPED, RecordedJudgement, located_at
+from jaxddp.parity.recordings.judgement import TIPPED, RecordedJudgement
 from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.running_means import running_means
@@ -51,7 +51,6 @@ GRADIENTS = ("local_gradients", "gradients")
 BEHIND_KINKS = (*GRADIENTS, "optimizer_state", "update")
 LOOSE = 0.1  # residual beyond which nothing is judged if it would be allowed
 MOST_APART = 1e-3  # relative difference of the parameters beyond which losses and gradients are not judged
-RATES = {"learning_rate": "lr", "eps": "eps", "weight_decay": "weight_decay", "momentum": "momentum"}
 
 
 class Judge:
@@ -69,7 +68,7 @@ class Judge:
     def __init__(
         self, torch_run: Recording, jax_run: Recording, alignment: Alignment | None, examples: tuple[Numbers, Numbers]
     ):
-        self._torch, self._jax, self._alignment, self._examples = torch_run, jax_run, alignment, examples
+        self._torch, self._jax, self._examples = torch_run, jax_run, examples
         self._epsilon = max(torch_run.epsilon, jax_run.epsilon)
         numbers = sorted(torch_run.steps.keys() & jax_run.steps.keys())
         steps = [torch_run.steps[n] for n in numbers]
@@ -82,7 +81,7 @@ class Judge:
         self._means: dict[str, dict[int, np.ndarray | None]] = {}
         if alignment is not None:
             self.outside = OutsideChanges(alignment, torch_run, jax_run, numbers, noise).found_in_updates()
-            self._means = running_means(alignment, torch_run, jax_run, numbers, noise, self.outside)
+            self._means = running_means(self.outside)
 
     def judge(self) -> RecordedJudgement:
         """Compare all stages, and updates with torch's own unless the reference's optimizer is replayed for them."""
@@ -97,11 +96,12 @@ class Judge:
                 judgement.note("samples", index, {"examples": share}, 0.0, True)
             judgement.same_examples.append(share == 0)
             highest = max(highest, float(torch.notes["groups"][0]["lr"]))
-            judgement.note("hyperparameters", index, _hyperparameters(torch, jax, highest), ALLOWED_RATE, True)
+            rates = hyperparameters_apart(torch.notes["groups"][0], jax.hyperparameters, highest)
+            judgement.note("hyperparameters", index, rates, ALLOWED_RATE, True)
             self._start_of(index, torch, jax)
             self._loss_of(index, torch, jax)
-            if self._alignment is not None and self.outside is not None:
-                for stage, of_tensors in self._stages(self._alignment, self.outside, torch, jax, index):
+            if self.outside is not None:
+                for stage, of_tensors in self._stages(self.outside, torch, jax, index):
                     rounding = self._epsilon * coarseness(jax) if stage == "update" else 0.0
                     if stage == "update" and number in self._replayed:
                         judgement.direct[number] = (of_tensors, *self._allowance(stage, index, rounding=rounding))
@@ -115,13 +115,12 @@ class Judge:
 
     def _start_of(self, index: int, torch: RecordedStep, jax: RecordedStep) -> None:
         """Compare the parameters before a step; those before the first must be equal."""
-        judgement, alignment = self._judgement, self._alignment
-        if alignment is None or self.outside is None or not jax["params"]:
-            judgement.apart.append(math.nan)
-            judgement.moved.append(math.nan)
-            judgement.drift.append(math.nan)
+        judgement = self._judgement
+        if self.outside is None or not jax["params"]:
+            for series in (judgement.apart, judgement.moved, judgement.drift):
+                series.append(math.nan)
             return
-        of_jax = self.outside.params(jax.number)
+        alignment, of_jax = self.outside.alignment, self.outside.params(jax.number)
         noise = judgement.noise if jax.number > 1 else frozenset()
         both = {n: x for n, x in alignment.of_torch(torch["params"]).items() if n in of_jax and n not in noise}
         apart = stage_norm({n: of_jax[n].astype(float) - x for n, x in both.items()})
@@ -147,15 +146,16 @@ class Judge:
         self._given("local_loss", index, residuals({"loss": one}, {"loss": other}), changed)
 
     def _stages(
-        self, alignment: Alignment, outside: OutsideChanges, torch: RecordedStep, jax: RecordedStep, index: int
+        self, outside: OutsideChanges, torch: RecordedStep, jax: RecordedStep, index: int
     ) -> Iterator[tuple[str, dict[str, float]]]:
         """Yield (stage, residuals) of what follows from parameters and examples."""
+        alignment = outside.alignment
         local = alignment.of_jax(jax["local_gradients"]), alignment.of_torch(torch["local_gradients"], axes=1)
         if local[0] and local[1] and self._torch.world_size == self._jax.world_size:
             yield "local_gradients", _against(*local)
         if jax["gradients"]:
             of_tensors = _against(alignment.of_jax(jax["gradients"]), alignment.of_torch(torch["gradients"]))
-            yield "gradients", _largest(of_tensors, _norms_apart(alignment, torch, jax))
+            yield "gradients", largest(of_tensors, _norms_apart(alignment, torch, jax))
         if jax["update"]:
             updates = outside.update(jax.number), alignment.of_torch(torch["update"])
             noise = self._judgement.noise
@@ -168,7 +168,9 @@ class Judge:
             added = torch["optimizer_state_changes_after"]  # before torch's recorder was called, and maybe after jax's
             changed = {name: x + added.get(name, 0.0) for name, x in torch["optimizer_state"].items()}
             candidates = [changed, *[torch["optimizer_state"]] * (bool(added) and jax.number + 1 in self._torch.steps)]
-            choices = [_of_states(states, alignment.states_of_torch(candidate), kind) for candidate in candidates]
+            choices = [
+                states_apart(states, alignment.states_of_torch(of_torch), kind, whole=False) for of_torch in candidates
+            ]
             yield "optimizer_state", min(choices, key=lambda choice: max(choice.values(), default=0.0))
 
     def _of_buffers(self, jax: Tensors, torch: Tensors, index: int) -> dict[str, float]:
@@ -218,7 +220,7 @@ class Judge:
             judgement.leave_out(stage, number, why_not)
         elif stage in (*GRADIENTS, "update") and self._is_tip(index, of_tensors, allowed):
             allowed = TIPPED
-            judgement.tips.setdefault(stage, []).append(located_at(number, of_tensors, allowed))
+            judgement.tips.setdefault(stage, []).append(Located.worst(number, of_tensors, allowed))
         judgement.note(stage, index, of_tensors, allowed, not why_not)
 
     def _is_tip(self, index: int, of_tensors: Mapping[str, float], allowed: float) -> bool:
@@ -256,45 +258,12 @@ def _against(jax: Tensors, torch: Tensors) -> dict[str, float]:
     return residuals(jax, {**both, **unused})
 
 
-def _largest(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {name: max(value, other.get(name, 0.0)) for name, value in one.items()}
-
-
 def _norms_apart(alignment: Alignment, torch: RecordedStep, jax: RecordedStep) -> dict[str, float]:
     """Return by how much the norms of excerpts' whole tensors differ, relative to the norm of all gradients."""
     of_torch, of_jax = norms_of_torch(torch, "gradients"), alignment.norms_of_jax(jax, "gradients")
     scale = math.hypot(*of_torch.values())
     both = [name for name in of_torch if name in of_jax]
     return {name: relative(abs(of_torch[name] - of_jax[name]), scale) for name in both}
-
-
-def _hyperparameters(torch: RecordedStep, jax: RecordedStep, highest: float) -> dict[str, float]:
-    """Return relative differences of the hyperparameters that both sides show, of the rate over the highest so far."""
-    group, shown = torch.notes["groups"][0], dict(jax.notes.get("hyperparameters", {}))
-    if "lr" in jax.notes:
-        shown["learning_rate"] = jax.notes["lr"]
-    pairs = {
-        name: (float(shown[name]), float(group[key])) for name, key in RATES.items() if name in shown and key in group
-    }
-    scales = {"learning_rate": highest}
-    return {name: relative(abs(a - b), scales.get(name, abs(b)), abs(a)) for name, (a, b) in pairs.items()}
-
-
-def _of_states(jax: Tensors, torch: Tensors, optimizer: str) -> dict[str, float]:
-    """Return the residuals of the states that both optimizers have; a momentum may have the rate as a factor."""
-    found: dict[str, float] = {}
-    for kind in sorted({key.partition(":")[0] for key in torch}):
-        of_torch = {key: x for key, x in torch.items() if key.startswith(f"{kind}:")}
-        for name in STATES.get(kind, MOMENTUM if optimizer == "SGD" else ()):
-            of_jax = {key: jax[other] for key in of_torch if (other := key.replace(kind, name, 1)) in jax}
-            if of_jax:
-                if name in MOMENTUM:
-                    dot = sum(float(np.vdot(x, of_torch[key])) for key, x in of_jax.items())
-                    square = sum(float(np.vdot(x, x)) for x in of_jax.values())
-                    of_jax = {key: x * dot / square for key, x in of_jax.items()} if dot and square else of_jax
-                found |= residuals(of_jax, {key: x for key, x in of_torch.items() if key in of_jax})
-                break
-    return found
 
 
 def replayed(numbers: Sequence[int], jax_run: Recording) -> list[int]:

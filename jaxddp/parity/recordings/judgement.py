@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from jaxddp.parity.compare.judge import Located
+from jaxddp.parity.compare.judge import Located, stage_result
 from jaxddp.parity.findings import ORDER, LeftOut, StageResult
 
 # Rounding may tip a ReLU or the maximum of a pool over; measured: gradients that differ by 2e-3 at a step.
@@ -67,7 +67,7 @@ class RecordedJudgement:
         self.residuals.setdefault(stage, [{} for _ in self.numbers])[index] = dict(of_tensors)
         self.allowed.setdefault(stage, allowed)
         if judged:
-            self.judged.setdefault(stage, []).append(located_at(self.numbers[index], of_tensors, allowed))
+            self.judged.setdefault(stage, []).append(Located.worst(self.numbers[index], of_tensors, allowed))
 
     @property
     def first(self) -> dict[str, Located]:
@@ -108,13 +108,8 @@ class RecordedJudgement:
             shown = [of_step if n in judged else {} for n, of_step in zip(self.numbers, shown, strict=True)]
             beyond = [one for one in judged.values() if one.residual > allowed]
             allowed = max([allowed, *(TIPPED if one.residual > one.allowed else one.allowed for one in beyond)])
-        worst: dict[str, float] = {}
-        for of_step in shown:
-            for name, value in of_step.items():
-                worst[name] = max(worst.get(name, 0.0), value)
-        values = self.by_step([max(of_step.values(), default=math.nan) for of_step in shown])
-        tensors = {name: (shapes.get(name.rpartition(":")[2], ()), value) for name, value in worst.items()}
-        return StageResult(allowed, values, tensors)
+        result = stage_result(shown, allowed, shapes)
+        return replace(result, residuals=self.by_step(result.residuals))
 
     def by_step(self, values: Sequence[float]) -> tuple[float, ...]:
         """Return one value for each step of the run, NaN for those that are not recorded; of a long run, as given."""
@@ -122,11 +117,6 @@ class RecordedJudgement:
             return tuple(values)
         known = dict(zip(self.numbers, values, strict=True))
         return tuple(known.get(number, math.nan) for number in range(1, self.numbers[-1] + 1))
-
-
-def located_at(step: int, of_tensors: Mapping[str, float], allowed: float) -> Located:
-    tensor = max(of_tensors, key=lambda name: of_tensors[name])
-    return Located(step, tensor, of_tensors[tensor], allowed)
 
 
 def _beyond(steps: Sequence[Located]) -> list[Located]:

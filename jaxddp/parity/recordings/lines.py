@@ -27,14 +27,8 @@ WHOLE = ("params", "update")  # which have all parameters, if a step shows them;
 MOST = 2**40  # of any number of things
 MOST_ELEMENTS = 2**33  # of a tensor: the comparison needs 8 bytes for each
 MOST_AXES = 32  # NumPy has 64
-DAMAGE = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-    OverflowError,
-)  # of values that are not what they should be
+# What values raise that are not what they should be.
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,6 @@ Table = dict[str, str | Rule]
 SAME = 1e-6  # relative difference of norms of one tensor on both sides; measured: up to 2e-8 in float32
 MOST_FACTORS = 200  # pairs (height, width) of a flattened image that are tried
 
-__all__ = ["Twins", "find_twins", "read_names"]
-
 
 @dataclass(frozen=True)
 class Twins:
@@ -55,14 +53,8 @@ def find_twins(torch_run: Recording, jax_run: Recording, names: Names | None = N
         names: lines of a port file's table; None: none are given.
     """
     model, given = _Models(torch_run, jax_run), dict(names or {})
-    converter = model.converter(given, ())
-    if converter is not None:
-        return _by_layout(model, Twins(converter, given))
-    for constants in ((), model.constants(given)):
-        twins = _proposed(model, given, constants)
-        if twins is not None:
-            return _by_layout(model, twins)
-    return Twins(None, given, problem=model.problem(given))
+    twins = _proposed(model, given, ()) or _proposed(model, given, model.constants(given))
+    return Twins(None, given, problem=model.problem(given)) if twins is None else _by_layout(model, twins)
 
 
 def read_names(path: Path) -> Table:
@@ -121,34 +113,25 @@ class _Models:
         firsts = [next(iter(run.steps.values())) for run in (torch_run, jax_run)]
         self._start: list[Tensors] = [{**first["params"], **first["buffers"]} for first in firsts]
 
-    def converter(self, table: Names, constants: Sequence[str]) -> Converter | None:
-        """Return the converter by a table; None if an array has no twin."""
+    def converter(self, table: Names, constants: Sequence[str] = ()) -> Converter | NamesError:
+        """Return the converter by a table, or why the table does not pair off all arrays."""
         try:
             return Converter(self.module, self.shapes, table, no_twin=constants)
-        except NamesError:
-            return None
-
-    def refused(self, table: Names, constants: Sequence[str]) -> NamesError | None:
-        """Return why a table does not pair off all arrays."""
-        try:
-            Converter(self.module, self.shapes, table, no_twin=constants)
         except NamesError as error:
             return error
-        return None
 
     def problem(self, table: Names) -> str:
         """Describe the arrays without a twin."""
-        error = self.refused(table, ())
-        return "" if error is None else error.says.removeprefix("names: ")
+        refused = self.converter(table)
+        return refused.says.removeprefix("names: ") if isinstance(refused, NamesError) else ""
 
     def constants(self, table: Names) -> tuple[str, ...]:
         """Return the buffers of either side that have no twin by this table."""
-        error = self.refused(table, ())
-        if error is None:
+        refused = self.converter(table)
+        if not isinstance(refused, NamesError):
             return ()
-        unpaired = error.unpaired
-        of_torch = [name for name in unpaired.torch if name in self._buffers[0]]
-        return (*of_torch, *(name for name in unpaired.jax if name in self._buffers[1]))
+        of_torch = [name for name in refused.unpaired.torch if name in self._buffers[0]]
+        return (*of_torch, *(name for name in refused.unpaired.jax if name in self._buffers[1]))
 
     def values(self, side: int, layer: str) -> list[tuple[int, float]]:
         """Return size and norm of each array of a layer at the first step, whatever their names and layouts."""
@@ -166,10 +149,10 @@ class _Models:
 
 def _proposed(model: _Models, given: Table, constants: tuple[str, ...]) -> Twins | None:
     """Return the pairing that names, shapes and order propose, with the doubtful layers as their values say."""
-    error = model.refused(given, constants)
-    if error is None:
-        return Twins(model.converter(given, constants), given, left_out=constants)
-    proposal = error.propose(constants=constants)
+    made = model.converter(given, constants)
+    if isinstance(made, Converter):
+        return Twins(made, given, left_out=constants)
+    proposal = made.propose(constants=constants)
     if not proposal.is_complete or given.keys() & proposal.lines.keys():  # a line that is given counts
         return None
     lines: Table = {**given, **proposal.lines}
@@ -179,8 +162,8 @@ def _proposed(model: _Models, given: Table, constants: tuple[str, ...]) -> Twins
         lines |= found
         if not found:
             by_order.append(tuple(group))
-    converter = model.converter(lines, constants)
-    return None if converter is None else Twins(converter, lines, by_order, constants)
+    made = model.converter(lines, constants)
+    return Twins(made, lines, by_order, constants) if isinstance(made, Converter) else None
 
 
 def _by_values(model: _Models, group: Sequence[str], lines: Table) -> Table:
@@ -213,7 +196,7 @@ def _by_layout(model: _Models, twins: Twins) -> Twins:
         for rule in _other_layouts(model, piece.torch, piece.torch_shape):
             table = {**twins.names, layer: rule}
             converter = model.converter(table, twins.left_out)
-            if converter is not None and model.distance(converter, layer) <= SAME:
+            if isinstance(converter, Converter) and model.distance(converter, layer) <= SAME:
                 twins = Twins(converter, table, twins.by_order, twins.left_out)
                 break
     return twins

@@ -170,10 +170,10 @@ class OutsideChanges:
         distances, drift = dict.fromkeys(params, 0.0), 0.0
         for name in jax.keys() | torch.keys():
             changes = [np.asarray(side.get(name, 0.0), float) for side in (jax, torch)]
-            size = _norm(params[name]) + max(map(_norm, changes))
-            distances[name] = relative(_norm(np.subtract(*changes)), size)
+            size = norm(params[name]) + max(map(norm, changes))
+            distances[name] = relative(norm(np.subtract(*changes)), size)
             if self.jax and self.torch:
-                drift = max(drift, relative(_norm(ends[0][name] - ends[1][name]), size))
+                drift = max(drift, relative(norm(ends[0][name] - ends[1][name]), size))
         return distances, ROUNDED * self._precision + FOLLOWS * drift
 
 
@@ -188,5 +188,6 @@ def _sums(tensors: Tensors, added: Tensors) -> Tensors:
     return {**tensors, **sums}
 
 
-def _norm(x: np.ndarray) -> float:
-    return float(np.linalg.norm(np.asarray(x, float).ravel()))
+def norm(x: np.ndarray) -> float:
+    """Return the Euclidean norm of all elements."""
+    return float(np.linalg.norm(np.asarray(x, float)))

@@ -1,74 +1,44 @@
 """Torch's updates, held against what its own optimizer makes of its recorded gradients."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from jaxddp.errors import listed
 from jaxddp.parity.compare.judge import Located
-from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerEvidence, OptimizerStep
+from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerStep
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.recordings.aligned import total_norm
-from jaxddp.parity.recordings.causes import replay, rounding_of_updates
-from jaxddp.parity.recordings.judgement import located_at
+from jaxddp.parity.recordings.causes import as_float, evidence_of, replay, rounding_of_updates
 from jaxddp.parity.recordings.run import RecordedStep, Recording
-from jaxddp.parity.recordings.samples import sizes_of
 from jaxddp.parity.sums import FAULT
 
 STATE_CHANGES = ("optimizer_state_changes_before", "optimizer_state_changes_after")
 
 
-@dataclass(frozen=True)
-class OwnUpdates:
-    """Torch's updates against a replay of its optimizer.
-
-    Attributes:
-        residuals: step -> tensor -> residual; steps that a loss scaler skips are left out.
-        floors: step -> the largest residual that counts as rounding.
-    """
-
-    residuals: dict[int, dict[str, float]]
-    floors: dict[int, float]
-
-    @property
-    def foreign(self) -> Located | None:
-        """First update that is not the optimizer's; None: there is none."""
-        located = (located_at(number, tensors, self.floors[number]) for number, tensors in self.residuals.items())
-        return next((step for step in located if step.residual > step.allowed), None)
-
-
-def own_updates(run: Recording, numbers: Sequence[int]) -> OwnUpdates | None:
-    """Replay torch's optimizer on torch's gradients.
+def foreign_update(run: Recording, numbers: Sequence[int]) -> tuple[bool, Located | None]:
+    """Find the first update that is not what torch's optimizer makes of torch's gradients.
 
     Args:
         run: torch's recording.
-        numbers: steps, from the first on without a gap.
+        numbers: steps, from the first on without a gap; those that a loss scaler skips are left out.
 
     Returns:
-        The comparison; None if the optimizer cannot be replayed.
+        Whether the optimizer can be replayed; and the update, None if there is none.
     """
     steps = [run.steps[number] for number in numbers if not run.steps[number].notes.get("skipped")]
+    if not steps:
+        return True, None
     rounding, floor = rounding_of_updates(steps, steps, run.epsilon)
-    floors = {step.number: floor + coarse for step, coarse in zip(steps, rounding, strict=True)}
-    evidence = OptimizerEvidence(
-        str(run.header["optimizer"]),
-        [_optimizer_step(step) for step in steps],
-        [float(step.notes["groups"][0]["lr"]) for step in steps],
-        run.world_size,
-        int(steps[0].notes["micro_batches"]) if steps else 1,
-        None,
-        rounding=rounding,
-        sizes=sizes_of(steps[0], run.world_size) if steps else {},
-    )
-    residuals = replay(evidence, run) if steps else []
+    residuals = replay(evidence_of(run, steps, [*map(_optimizer_step, steps)], rounding), run)
     if residuals is None:
-        return None
-    return OwnUpdates(dict(zip(floors, residuals, strict=True)), floors)
+        return False, None
+    of_steps = zip(steps, residuals, rounding, strict=True)
+    worst = (Located.worst(step.number, of_step, floor + coarse) for step, of_step, coarse in of_steps)
+    return True, next((located for located in worst if located.residual > located.allowed), None)
 
 
 def _optimizer_step(step: RecordedStep) -> OptimizerStep:
-    update, params = ({n: x.astype(float) for n, x in step[stage].items()} for stage in ("update", "params"))
     stage = "clipped_gradients" if step["clipped_gradients"] else "gradients"
-    gradients = {name: x.astype(float) for name, x in step[stage].items()}
+    update, params, gradients = (as_float(step[shown]) for shown in ("update", "params", stage))
     unused = frozenset(update.keys() - gradients.keys())
     return OptimizerStep(step.notes["groups"], params, gradients, unused, update, norm=total_norm(step, stage))
 

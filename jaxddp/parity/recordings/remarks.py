@@ -1,18 +1,26 @@
 """Sentences on what two recordings do not show, or show otherwise than one may think."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from jaxddp.errors import listed
-from jaxddp.parity.compare.clipping import Clipping
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.compare.judge import Located
-from jaxddp.parity.findings import Cause
+from jaxddp.parity.findings import Cause, Problem
 from jaxddp.parity.recorder.excerpt_grid import is_excerpt
+from jaxddp.parity.recordings.aligned import Alignment
 from jaxddp.parity.recordings.judge import MOST_APART, contiguous
 from jaxddp.parity.recordings.judgement import RecordedJudgement
 from jaxddp.parity.recordings.names import Twins
 from jaxddp.parity.recordings.outside import OutsideChanges
-from jaxddp.parity.recordings.run import Recording
-from jaxddp.parity.report.words import STAGE_NAMES, count
+from jaxddp.parity.recordings.run import RecordedStep, Recording
+from jaxddp.parity.recordings.samples import Numbers
+from jaxddp.parity.report.numbers import count
+from jaxddp.parity.report.words import STAGE_NAMES
+
+START_FIX = (
+    "save torch's weights as safetensors and convert them for the jax model: python -m jaxddp.parity.convert PORT.py "
+    "WEIGHTS.safetensors OUT.safetensors, or load them by the names above"
+)
 
 
 def remarks(
@@ -81,6 +89,36 @@ def steps_in_words(run: Recording) -> str:
     numbers = [*run.steps]
     span = f"steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"step {numbers[0]}"
     return span if numbers[-1] - numbers[0] < len(numbers) else f"{len(numbers)} of {span}"
+
+
+def problems(
+    twins: Twins, alignment: Alignment | None, jax: Sequence[RecordedStep], examples: tuple[Numbers, Numbers]
+) -> Iterator[Problem]:
+    """Yield what keeps the recordings from being compared."""
+    if twins.problem:
+        yield Problem("port", "names", f"{twins.problem}; give a table with --names FILE")
+    if alignment is not None and alignment.uncovered:
+        says = f"the excerpts of {listed(alignment.uncovered, joint=', ')} have no common element"
+        yield Problem("port", "tensors", f"{says}; record with a larger limit")
+    if not any(step["update"] for step in jax):
+        yield Problem("jax", "update", "not compared: give updates, or params, to jax's step")
+    if not examples[0][0]:
+        yield Problem("port", "samples", "the batches have no entries in common; pass the same arrays to step")
+
+
+def unseen(jax: Sequence[RecordedStep], clipping: Clipping | None) -> list[str]:
+    """Return the stages that JAX's loop did not give."""
+    wanted = ("gradients", "update", "optimizer_state", *["clipped_gradients"] * (clipping != NOT_CLIPPED))
+    return [stage for stage in wanted if not any(step[stage] for step in jax)]
+
+
+def start_cause(located: Located, worst: Mapping[str, float]) -> Cause:
+    """Return the cause of parameters that differ before the first step, with the residuals there."""
+    differing = sum(value > located.allowed for value in worst.values())
+    says = f"the runs begin step {located.step} with different parameters, in {differing} of {len(worst)} tensors"
+    measured = f"the parameters before step {located.step} differ by {located.residual:.2g} in {located.tensor}"
+    fix = START_FIX if located.step == 1 else "record from step 1 on, where both begin with the same weights"
+    return Cause(("different_start",), (says,), (fix,), 0.0, measured=measured)
 
 
 def outside_cause(outside: OutsideChanges, located: Located) -> Cause:

@@ -24,6 +24,12 @@ class RecordedStep:
     def __init__(self, number: int, parts: Sequence[Part], summands: Sequence[Summand]):
         self.number, self.notes, self._parts, self._summands = number, parts[0].lines[number], parts, summands
 
+    @property
+    def hyperparameters(self) -> dict[str, float]:
+        """Hyperparameters that a step of JAX shows, under Optax's names."""
+        shown, rate = self.notes.get("hyperparameters") or {}, self.notes.get("lr")
+        return dict(shown) if rate is None else {**shown, "learning_rate": rate}
+
     def __getitem__(self, stage: str) -> Tensors:
         """Return a stage's tensors, {} if the step does not show it; local ones (replicas, ...).
 

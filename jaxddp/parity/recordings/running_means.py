@@ -7,14 +7,12 @@ difference d of their biases:
     e <- (1 - m) e + m d
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from jaxddp.parity.compare.residuals import MOVED
-from jaxddp.parity.recordings.aligned import Alignment
-from jaxddp.parity.recordings.outside import OutsideChanges
-from jaxddp.parity.recordings.run import Recording
+from jaxddp.parity.recordings.outside import OutsideChanges, norm
 from jaxddp.parity.records import Tensors, stage_norm
 
 # Share of a mean's shift that biases leave unexplained at a typical step, if they cause it; measured: 1e-5 in float32.
@@ -25,28 +23,18 @@ PASSED_ON = 10.0
 Steps = dict[int, np.ndarray]
 
 
-def running_means(
-    alignment: Alignment,
-    torch_run: Recording,
-    jax_run: Recording,
-    numbers: Sequence[int],
-    noise: frozenset[str],
-    outside: OutsideChanges,
-) -> dict[str, dict[int, np.ndarray | None]]:
+def running_means(outside: OutsideChanges) -> dict[str, dict[int, np.ndarray | None]]:
     """Compute what biases leave unexplained of the differences of running means.
 
     Args:
-        alignment: the tensors of both sides.
-        torch_run, jax_run: the recordings.
-        numbers: steps that both have.
-        noise: parameters whose gradients are all rounding.
-        outside: the parameters from which JAX's steps start.
+        outside: both recordings, with the parameters from which JAX's steps start.
 
     Returns:
         tensor -> step -> the difference of the mean that remains, for the steps that follow another one; None: layers
         between biases and mean may have made all of it.
     """
-    steps = {number: torch_run.steps[number] for number in numbers}
+    alignment, torch_run, noise = outside.alignment, outside.torch_run, outside.noise
+    steps = {number: torch_run.steps[number] for number in outside.numbers}
     params = {number: alignment.of_torch(step["params"]) for number, step in steps.items()}
     shifts = {n: {name: x - params[n][name] for name, x in outside.params(n).items() if name in noise} for n in steps}
     remaining: dict[str, dict[int, np.ndarray | None]] = {}
@@ -54,17 +42,17 @@ def running_means(
         _, sizes = torch_run.header["modules"].get(name.removesuffix(f".{MOVED}"), ("", {}))
         if not name.endswith(MOVED) or "momentum" not in sizes:
             continue
-        share = 1 - (1 - sizes["momentum"]) ** steps[numbers[0]].notes["micro_batches"]
+        share = 1 - (1 - sizes["momentum"]) ** steps[outside.numbers[0]].notes["micro_batches"]
         apart: Steps = {}
         for number, step in steps.items():
-            sides = [alignment.of_jax(jax_run.steps[number]["buffers"]), step["buffers"]]
+            sides = [alignment.of_jax(outside.jax_run.steps[number]["buffers"]), step["buffers"]]
             if all(name in side for side in sides):
                 apart[number] = np.subtract(*(side[name].astype(float) for side in sides))
         added = {n: (x - (1 - share) * apart[n - 1]) / share for n, x in apart.items() if n - 1 in apart}
         left = _explained(added, [*_candidates(shifts, params, added)])
-        is_explained = np.mean([_norm(left[n]) <= LEFT * _norm(x) for n, x in added.items()] or [False]) >= 0.5
+        is_explained = np.mean([norm(left[n]) <= LEFT * norm(x) for n, x in added.items()] or [False]) >= 0.5
         remaining[name] = {
-            n: None if not is_explained and _norm(apart[n]) <= PASSED_ON * stage_norm(shifts[n]) else share * x
+            n: None if not is_explained and norm(apart[n]) <= PASSED_ON * stage_norm(shifts[n]) else share * x
             for n, x in left.items()
         }
     return remaining
@@ -98,8 +86,4 @@ def _explained(added: Steps, candidates: list[Steps]) -> Steps:
 
 
 def _typical(steps: Steps) -> float:
-    return float(np.median([_norm(x) for x in steps.values()]))
-
-
-def _norm(x: np.ndarray) -> float:
-    return float(np.linalg.norm(x))
+    return float(np.median([norm(x) for x in steps.values()]))

@@ -7,8 +7,8 @@ from jaxddp.parity.catalogue import EDITS, FAULTS, Fault
 from jaxddp.parity.findings import Cause, Difference, Layer, Patch, Quote
 from jaxddp.parity.report import words
 from jaxddp.parity.report.markup import Html, join, tag, with_code
+from jaxddp.parity.report.numbers import apart, number
 from jaxddp.parity.report.tables import scroll_box
-from jaxddp.parity.report.words import number
 
 PAIR = " + "  # joins the names of two faults that explain a difference together
 SHORTEST_BAR = -17  # decade of a residual whose bar has length zero
@@ -148,7 +148,7 @@ def _unexplained(difference: Difference) -> Html:
 
 def _layer(difference: Difference, layer: Layer) -> Html:
     """Render a table of the first layer whose output differs, with both frameworks' values."""
-    jax, torch = words.apart(*layer.values)
+    jax, torch = apart(*layer.values)
     index = list(layer.element)
     lines = [
         ("layer", *(tag("code", words.layer_name(name)) for name in (layer.torch, layer.jax))),

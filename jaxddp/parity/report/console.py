@@ -10,7 +10,8 @@ from jaxddp.errors import on_one_line
 from jaxddp.parity.findings import ORDER, Cause, Difference, Findings, Patch
 from jaxddp.parity.port.names_block import import_line, names_block, no_twin_line
 from jaxddp.parity.report import words
-from jaxddp.parity.report.words import STAGE_NAMES, Status, count, number
+from jaxddp.parity.report.numbers import apart, count, number, ratio
+from jaxddp.parity.report.words import STAGE_NAMES, Status
 
 LINE = 110  # characters
 LONGEST = 480  # characters; the middle of a longer text is left out
@@ -167,7 +168,7 @@ def _difference_lines(group: list[Difference]) -> Iterator[str]:
         yield from _patch_lines(first.patch)
     if first.layer is not None:
         layer = first.layer
-        jax, torch = words.apart(*layer.values)
+        jax, torch = apart(*layer.values)
         name = words.layer_name(layer.torch) + (f" (jax: {layer.jax})" if layer.jax.strip() else "")
         yield f"  layer  {name}: {jax} in jax, {torch} in torch at {list(layer.element)}"
         yield f"         {words.blame(layer, first.allowed)}"
@@ -199,7 +200,7 @@ def _quotes(found: Cause | Difference, label: str) -> Iterator[str]:
 
 
 def _numerics_line(findings: Findings) -> str:
-    ratios = {stage: words.ratio(result) for stage, result in findings.numerics.items()}
+    ratios = {stage: ratio(result) for stage, result in findings.numerics.items()}
     stage = max(ratios, key=ratios.__getitem__)
     return (
         f"float32: jax's distance from its float64 run is at most {number(ratios[stage])} times torch's "

@@ -12,9 +12,10 @@ from jaxddp.parity.findings import ORDER, Findings, Problem
 from jaxddp.parity.report import words
 from jaxddp.parity.report.causes import difference_card
 from jaxddp.parity.report.markup import Html, join, tag, with_code
+from jaxddp.parity.report.numbers import count, number
 from jaxddp.parity.report.pictures import ResidualAxis, draw_residuals
 from jaxddp.parity.report.tables import losses_section, numerics_section, rows, scroll_box, tensors_section
-from jaxddp.parity.report.words import STAGE_NAMES, Status, count, number
+from jaxddp.parity.report.words import STAGE_NAMES, Status
 
 # Stages in the order of the data flow; the stages of one group are parallel.
 FLOW = (

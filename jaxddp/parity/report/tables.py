@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 from jaxddp.parity.findings import ORDER, Findings
 from jaxddp.parity.records import relative
-from jaxddp.parity.report import words
 from jaxddp.parity.report.markup import Html, breakable, join, tag
+from jaxddp.parity.report.numbers import count, number, ratio
 from jaxddp.parity.report.pictures import ResidualAxis, draw_losses, draw_residuals
-from jaxddp.parity.report.words import STAGE_NAMES, count, number
+from jaxddp.parity.report.words import STAGE_NAMES
 
 MOST_ROWS = 12  # rows shown; further ones are folded away
 
@@ -109,16 +109,16 @@ def numerics_section(findings: Findings) -> Html:
         return Html()
     lines = []
     for stage, result in findings.numerics.items():
-        ratio = words.ratio(result)
-        verdict = "✓ equal" if ratio <= result.allowed else "✗ rounds differently"
+        times = ratio(result)
+        verdict = "✓ equal" if times <= result.allowed else "✗ rounds differently"
         lines.append(
             tag(
                 "tr",
                 tag("th", STAGE_NAMES[stage], scope="row"),
                 [tag("td", number(value), class_="number") for value in (result.torch, result.jax)],
-                _residual_cell(ratio, result.allowed),
+                _residual_cell(times, result.allowed),
                 tag("td", number(result.allowed), class_="number"),
-                tag("td", "· not compared" if math.isnan(ratio) else verdict, class_="result"),
+                tag("td", "· not compared" if math.isnan(times) else verdict, class_="result"),
             )
         )
     names = ("stage", "torch", "jax", "jax / torch", "allowed", "verdict")

@@ -52,13 +52,11 @@ MEAN = KeptBuffers(
 )
 
 
-def explain_buffers(
-    evidence: ModelEvidence, floor: float = FLOOR, replays: int | None = None, known: Sequence[Item] = ()
-) -> Ruling:
+def explain_buffers(evidence: ModelEvidence, known: Sequence[Item] = ()) -> Ruling:
     """Name the faults that make JAX's buffers differ from the reference's.
 
     Args:
-        evidence, floor, replays: see `search_model`.
+        evidence: see `search_model`.
         known: faults already named, planted in every replay.
 
     Returns:
@@ -67,10 +65,10 @@ def explain_buffers(
     """
     subject = Buffers(evidence, known)
     for step in range(subject.steps):
-        if residual_at(subject, (step, subject.ranks)) > floor:
+        if residual_at(subject, (step, subject.ranks)) > FLOOR:
             calls = subject.calls(step)
-            replays = replays_of(calls) if replays is None else replays
-            ruling, named = find_faults(subject, subject.items(calls), (step, subject.ranks), floor, replays)
+            replays = replays_of(calls)
+            ruling, named = find_faults(subject, subject.items(calls), (step, subject.ranks), FLOOR, replays)
             if not named or evidence.reading is None or not evidence.reading.program:
                 return ruling
             return replace(ruling, lines=lines_of_items(subject, evidence.reading, named, evidence.made))

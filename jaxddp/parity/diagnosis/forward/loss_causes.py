@@ -129,9 +129,9 @@ def _is_finite(subject: "LossAndGradients", reading: Reading) -> bool:
     return all(np.isfinite(x).all() for side in both for stage in side.values() for x in stage.values())
 
 
-def differs(evidence: ModelEvidence, floor: float = FLOOR) -> bool:
+def differs(evidence: ModelEvidence) -> bool:
     """Return whether the reference's loss, replayed, differs from JAX's in any step."""
-    return _first_that_differs(_subject(evidence), floor) is not None
+    return _first_that_differs(_subject(evidence), FLOOR) is not None
 
 
 def _subject(evidence: ModelEvidence) -> "LossAndGradients":

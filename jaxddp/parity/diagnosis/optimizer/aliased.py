@@ -5,12 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
-from jaxddp.parity.diagnosis.optimizer.update_evidence import (
-    OptimizerEvidence,
-    OptimizerStep,
-    Tensors,
-    replay,
-)
+from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence, OptimizerStep, Tensors, replay
 from jaxddp.parity.diagnosis.search.decide import Hypothesis
 from jaxddp.parity.records import relative, stage_norm
 

@@ -59,9 +59,9 @@ def differing_update(evidence: Evidence) -> tuple[Located | None, list[Problem],
         return None, [Problem("port", "update", f"not judged: {message}; see the residuals of the free run")], []
     for step, (of_step, direct) in enumerate(zip(residuals, evidence.judgement.residuals["update"], strict=True), 1):
         of_step |= {one.first: min(of_step[one.first], direct[one.first]) for one in evidence.summands}
-        tensor = max(of_step, key=lambda name: of_step[name])
-        if not of_step[tensor] <= evidence.judgement.allowed("update", step):
-            return Located(step, tensor, of_step[tensor], evidence.judgement.allowed("update", step)), [], residuals
+        located = Located.worst(step, of_step, evidence.judgement.allowed("update", step))
+        if not located.residual <= located.allowed:
+            return located, [], residuals
     return next(iter(_moved_once(evidence)), None), [], residuals
 
 

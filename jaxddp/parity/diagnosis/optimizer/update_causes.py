@@ -29,14 +29,7 @@ from jaxddp.parity.diagnosis.optimizer.update_evidence import (
 )
 from jaxddp.parity.diagnosis.search.decide import SEPARATION, Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.search.grow import grow
-from jaxddp.parity.diagnosis.search.nonlinear_fit import (
-    Values,
-    far_off,
-    polish,
-    round_values,
-    sensible,
-    solve,
-)
+from jaxddp.parity.diagnosis.search.nonlinear_fit import Values, far_off, polish, round_values, sensible, solve
 from jaxddp.parity.diagnosis.threads import torch_threads
 
 __all__ = ["OptimizerEvidence", "OptimizerStep", "explain_optimizer", "reference_residuals"]

@@ -8,14 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.micro_batches import (
-    MICRO_BATCH,
-    STALE,
-    SUMMED,
-    not_divided,
-    other_means,
-    summed_in_loss,
-)
+from jaxddp.parity.diagnosis.micro_batches import MICRO_BATCH, STALE, SUMMED, not_divided, other_means, summed_in_loss
 from jaxddp.parity.diagnosis.reduction.recipe import ReductionRecipe, ReductionStep
 from jaxddp.parity.diagnosis.reduction.wires import WIRES
 from jaxddp.parity.diagnosis.search.scaled import Scaling
