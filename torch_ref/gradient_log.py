@@ -40,7 +40,7 @@ class GradientLog:
             self._digits[self._places[id(parameter)]] = _digit(gradient)
 
     def sums(self, example: Tensor | None = None) -> Sums:
-        """Return this rank's part of the step's metrics, between backward pass and clipping; `example`: its `EXAMPLE`."""
+        """Return this rank's metrics of the step, between backward pass and clipping; `example`: its `EXAMPLE`."""
         columns: Sums = {}
         for name in self._logged:
             gradient = self._learning[name].grad
