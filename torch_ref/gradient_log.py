@@ -53,8 +53,7 @@ class GradientLog:
     def _anomalies(self, example: Tensor | None) -> Sums:
         powers = float(BASE) ** torch.arange(CHUNK, dtype=torch.float64, device=self._digits.device)
         mine = {f"{ANOMALY}{{}}/{chunk}": value for chunk, value in enumerate(self._digits.view(-1, CHUNK) @ powers)}
-        if example is not None:
-            mine[f"{EXAMPLE}/{{}}"] = example
+        mine |= {} if example is None else {f"{EXAMPLE}/{{}}": example}
         return {
             column.format(rank): value if rank == self._world.rank else torch.zeros_like(value)
             for rank in range(self._world.world_size)

@@ -31,7 +31,6 @@ def cross_entropy(model: nn.Module, batch: Batch, label_smoothing: float = 0.0, 
     Returns:
         Scalar sums: "loss", which is differentiable, "count" and "accuracy".
 
-    >>> import torch
     >>> batch = {"x": torch.tensor([[0.5, 0.5], [0.1, 0.9]]).log(), "y": torch.tensor([0, -100])}
     >>> {name: round(value.item(), 4) for name, value in cross_entropy(nn.Identity(), batch).items()}
     {'loss': 0.6931, 'count': 1, 'accuracy': 1}
@@ -57,7 +56,6 @@ def example_anomaly(losses: Tensor) -> Sums:
 def count_labels(batch: Batch) -> Tensor:
     """Count the labels other than -100, which needs no forward pass.
 
-    >>> import torch
     >>> count_labels({"y": torch.tensor([[3, -100], [0, 1]])})
     tensor(3)
     """
