@@ -157,12 +157,12 @@ class Loader:
             return self._size - step * self.per_replica_batch_size * self._replicas.world_size
         return self._rest * self._replicas.world_size
 
-    def batch_of(self, step: int) -> str:
-        """Describe the examples of an optimizer step, counted from 1 over all epochs, for a message."""
+    def batch_of(self, step: int, *anomaly: int) -> str:
+        """Describe the examples of an optimizer step, counted from 1 over all epochs; see `jaxddp.data.order`."""
         epoch, place = divmod(step - 1, self.steps_per_epoch)
         first = place * self.per_replica_batch_size
         last = first + (self.per_replica_batch_size if place < self._full_steps else self._rest)
-        return batch_of(self._order(epoch), self._replicas.world_size, first, last, self._join)
+        return batch_of(self._order(epoch), self._replicas.world_size, first, last, self._join, *anomaly)
 
     def indices(self, epoch: int) -> np.ndarray:
         """Return the example indices of each replica in `epoch`, int64 (world_size, examples per replica)."""

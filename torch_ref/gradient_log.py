@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from jaxddp.config import TrainerConfig
 from jaxddp.config.name_patterns import matching
-from jaxddp.tracking.gradient_metrics import ANOMALY, BASE, CHUNK, LOG2, LOG2_BINS, NORM
+from jaxddp.tracking.gradient_metrics import ANOMALY, BASE, CHUNK, EXAMPLE, LOG2, LOG2_BINS, NORM
 from torch_ref.distributed import World
 from torch_ref.losses import Sums
 
@@ -39,8 +39,8 @@ class GradientLog:
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             self._digits[self._places[id(parameter)]] = _digit(gradient)
 
-    def sums(self) -> Sums:
-        """Return this rank's part of the step's metrics; call it between the backward pass and clipping."""
+    def sums(self, example: Tensor | None = None) -> Sums:
+        """Return this rank's metrics of the step, between backward pass and clipping; `example`: its `EXAMPLE`."""
         columns: Sums = {}
         for name in self._logged:
             gradient = self._learning[name].grad
@@ -48,15 +48,16 @@ class GradientLog:
             columns[f"{NORM}{name}"] = gradient.norm()
             columns |= {f"{LOG2}{name}/{k}": count for k, count in zip(LOG2_BINS, _log2_counts(gradient), strict=True)}
         shares = {name: value / self._world.world_size for name, value in columns.items()}  # the same on each rank
-        return shares | (self._anomalies() if self._detects else {})
+        return shares | (self._anomalies(example) if self._detects else {})
 
-    def _anomalies(self) -> Sums:
+    def _anomalies(self, example: Tensor | None) -> Sums:
         powers = float(BASE) ** torch.arange(CHUNK, dtype=torch.float64, device=self._digits.device)
-        mine = self._digits.view(-1, CHUNK) @ powers
+        mine = {f"{ANOMALY}{{}}/{chunk}": value for chunk, value in enumerate(self._digits.view(-1, CHUNK) @ powers)}
+        mine |= {} if example is None else {f"{EXAMPLE}/{{}}": example}
         return {
-            f"{ANOMALY}{rank}/{chunk}": value if rank == self._world.rank else torch.zeros_like(value)
+            column.format(rank): value if rank == self._world.rank else torch.zeros_like(value)
             for rank in range(self._world.world_size)
-            for chunk, value in enumerate(mine)
+            for column, value in mine.items()
         }
 
 

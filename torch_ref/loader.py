@@ -168,12 +168,12 @@ class Loader:
         start = step % self.steps_per_epoch * self._per_replica_batch_size
         return sum(min(max(share - start, 0), self._per_replica_batch_size) for share in self._shares)
 
-    def batch_of(self, step: int) -> str:
-        """Describe the examples of an optimizer step, counted from 1 over all epochs, for a message."""
+    def batch_of(self, step: int, *anomaly: int) -> str:
+        """Describe the examples of an optimizer step, counted from 1 over all epochs; see `jaxddp.data.order`."""
         epoch, place = divmod(step - 1, self.steps_per_epoch)
         first = place * self._per_replica_batch_size
         last = min(first + self._per_replica_batch_size, max(self._shares))
-        return batch_of(self._order_of(epoch), len(self._shares), first, last, self._join)
+        return batch_of(self._order_of(epoch), len(self._shares), first, last, self._join, *anomaly)
 
     @property
     def examples_per_epoch(self) -> int:

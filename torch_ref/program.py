@@ -17,7 +17,7 @@ from jaxddp.program import Program, bound, built_in
 from jaxddp.program.losses import named_metrics, shown_metrics
 from torch_ref.config import TorchTrainerConfig
 from torch_ref.lightning import UNKNOWN, Cadence, unpacked
-from torch_ref.losses import Batch, CountFunction, LossFunction, Sums
+from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, example_anomaly
 
 NEEDED = ("torch_model", "train_data")
 OPTIMIZERS = ("torch_optimizer", "configure_optimizers")
@@ -64,14 +64,14 @@ def module_of(program: Program, config: TorchTrainerConfig) -> nn.Module:
     return module.to(getattr(torch, config.dtype))
 
 
-def loss_of(program: Program) -> LossFunction:
+def loss_of(program: Program, detect_anomaly: bool = False) -> LossFunction:
     """Return `torch_loss` as a function of a flat batch that returns sums."""
     loss = program.get("torch_loss", _no_loss)
 
     def of_flat(model: nn.Module, batch: Batch) -> Sums:
         returned = bound(loss, train=model.training)(model, from_arrays(batch))
         known = isinstance(returned, dict) and {"loss", "count"} <= returned.keys()
-        of_batch: Sums = returned if known else sums(returned, batch, model.training)
+        of_batch: Sums = returned if known else sums(returned, batch, model.training, detect_anomaly)
         if model.training and torch.is_grad_enabled() and not of_batch["loss"].requires_grad:
             raise InputError("torch_loss: depends on no parameter that learns")
         return of_batch
@@ -84,7 +84,7 @@ def _no_loss(model: nn.Module, batch: Any) -> Tensor:
     return torch.tensor(torch.nan)
 
 
-def sums(returned: Any, batch: Batch, train: bool = True) -> Sums:
+def sums(returned: Any, batch: Batch, train: bool = True, detect_anomaly: bool = False) -> Sums:
     """Return what a loss function returns as sums: "loss", "count" and metrics.
 
     Args:
@@ -92,6 +92,7 @@ def sums(returned: Any, batch: Batch, train: bool = True) -> Sums:
             or, beside a mean, with anything else, which is left out.
         batch: the batch.
         train: a mean counts once in training, and as often as there are examples in evaluation.
+        detect_anomaly: add what `example_anomaly` returns in training, if each example has a loss.
 
     Raises:
         InputError: it is none of these, or the mean of an empty batch.
@@ -117,6 +118,8 @@ def sums(returned: Any, batch: Batch, train: bool = True) -> Sums:
     weights = weights if values.ndim or train else weights * size
     of_metrics = {name: torch.as_tensor(x).detach() for name, x in shown_metrics(metrics).items()}
     shown = {name: (x * weights).sum() for name, x in of_metrics.items() if x.shape in ((), values.shape)}
+    if detect_anomaly and train and values.ndim and len(values) == size:
+        shown |= example_anomaly(values * weights)
     return {"loss": (values * weights).sum(), "count": weights.sum().to(values.dtype), **shown}
 
 

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from jaxddp.tracking.gradient_metrics import TOTAL_NORM, by_group
+from jaxddp.tracking.gradient_metrics import EXAMPLE, EXAMPLES, TOTAL_NORM, by_group
 from torch_ref.data_parallel import ManualDataParallel, average_buffers, bare, no_sync
 from torch_ref.distributed import World
 from torch_ref.dropout import Place, move_to
@@ -79,7 +79,7 @@ def train_step(
     scaler.unscale_(optimizer)
     mean_hooks(gradient_hooks, bare(model))
     if gradient_log is not None:
-        sums |= gradient_log.sums()
+        sums |= gradient_log.sums(sums.pop(EXAMPLE, None))
     if log_steps:
         sums |= _of_step(model, optimizer, sums["loss"])
     if clip_grad_norm is not None:
@@ -154,6 +154,8 @@ def accumulate_gradients(
                 loss = sums["loss"] * world.world_size / total_count  # the mean over replicas divides by W
             loss = loss if scaler is None else scaler.scale(loss)
             loss.backward()
+        if EXAMPLE in sums:  # the first of all micro-batches
+            sums[EXAMPLE] = (examples + sums[EXAMPLE]) * (sums[EXAMPLE] > 0) * (totals.get(EXAMPLES, 0) == 0)
         for name, value in sums.items():
             totals[name] = totals.get(name, 0) + value.detach()
         examples += len(next(iter(batch.values())))

@@ -140,7 +140,7 @@ def build(world: World, config: TorchTrainerConfig) -> Run:
     reading: dict[str, Any] = {"num_workers": config.data_workers, "timeout": config.stall_timeout}
     loader = Loader(data.train, config, replicas, ranks, world.device, sampler=program.get("sampler"), **reading)
     module = module_of(program, config).to(world.device)
-    loss_fn = autocast(loss_of(program), config.amp)
+    loss_fn = autocast(loss_of(program, config.detect_anomaly), config.amp)
     if config.sync_batch_norm and world.world_size > 1:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module, world.group)
     else:

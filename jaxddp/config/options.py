@@ -220,7 +220,7 @@ class Output:
     """Log gradients of the parameters whose torch names match a pattern: norms per logged step,
     histograms of at most 250 epochs."""
     detect_anomaly: bool = False
-    """Stop at the first gradient that is NaN or infinite, and report its parameter and replica."""
+    """Stop at the first gradient that is NaN or infinite, and report its parameter, replica and example."""
 
 
 @dataclass(frozen=True)

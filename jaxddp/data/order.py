@@ -131,16 +131,25 @@ def check_length(order: Order, epoch: int, length: int) -> None:
         raise InputError(f"sampler: {counts}; each epoch must have as many")
 
 
-def batch_of(order: Order, num_replicas: int, first: int, last: int, join: bool) -> str:
+def batch_of(
+    order: Order, num_replicas: int, first: int, last: int, join: bool, place: int | None = None, number: int = 1
+) -> str:
     """Describe the examples that `deal` gives to all replicas, for a message.
+
+    Args:
+        place, number: place among them of the first whose loss is not finite, and the number of such examples.
 
     >>> batch_of(Unshuffled(50), 2, 18, 26, False)
     'its batch has the examples 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 0, 1'
+    >>> batch_of(Unshuffled(50), 2, 0, 2, False, place=3)
+    'the loss of example 3 is not finite; its batch has the examples 0, 1, 2, 3'
     """
     indices = deal(order, num_replicas, range(num_replicas), first, last, join).T.ravel()
     examples = [str(index) for index in indices if index != PADDING]
     more = f" and {len(examples) - MOST_NAMED} more" if len(examples) > MOST_NAMED else ""
-    return f"its batch has the examples {', '.join(examples[:MOST_NAMED])}{more}"
+    others = f" (and of {number - 1} more)" if number > 1 else ""
+    culprit = "" if place is None else f"the loss of example {indices[place]}{others} is not finite; "
+    return f"{culprit}its batch has the examples {', '.join(examples[:MOST_NAMED])}{more}"
 
 
 def deal(order: Order, num_replicas: int, ranks: Sequence[int], first: int, last: int, join: bool = False) -> Indices:

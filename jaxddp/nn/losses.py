@@ -17,6 +17,7 @@ from jax import numpy as jnp
 from jaxddp.config.choices import COUNT_OF, IGNORE_INDEX, RESERVED
 from jaxddp.errors import InputError, check_weights
 from jaxddp.program.losses import shown_metrics
+from jaxddp.tracking.gradient_metrics import EXAMPLE, EXAMPLES
 
 __all__ = [
     "Batch",
@@ -120,12 +121,14 @@ def num_examples(batch: Batch) -> int:
     return int(jax.tree.leaves(batch)[0].shape[0])
 
 
-def summed(losses: Losses | jax.Array, valid: jax.Array | None = None) -> Sums:
+def summed(losses: Losses | jax.Array, valid: jax.Array | None = None, examples: int | None = None) -> Sums:
     """Sum over a batch: `loss` = sum_i w_i l_i, `count` = sum_i w_i, and each metric's sum.
 
     Args:
         losses: per-element losses; a plain array includes every element.
         valid: (B,), 0 for examples to leave out (the padding of the last evaluation batch, for instance).
+        examples: if the losses have as many rows, add `EXAMPLES` and `EXAMPLE`, the number of rows that are not finite
+            and 1 + the place of the first; 0: none.
 
     Raises:
         ValueError: the losses are averaged already, or a metric has a reserved name.
@@ -143,14 +146,18 @@ def summed(losses: Losses | jax.Array, valid: jax.Array | None = None) -> Sums:
     if valid is not None:
         weights *= valid.astype(dtype).reshape(valid.shape + (1,) * (values.ndim - valid.ndim))
 
-    def total(element_values: jax.Array) -> jax.Array:
+    def weighted(element_values: jax.Array) -> jax.Array:
         # where, not only a product: a padded element may be infinite, and 0 x inf is not 0
-        return jnp.sum(jnp.where(weights > 0, element_values.astype(dtype), 0) * weights)
+        return jnp.where(weights > 0, element_values.astype(dtype), 0) * weights
 
     if taken := losses.metrics.keys() & {*RESERVED}:
         raise ValueError(f"metrics {', '.join(sorted(taken))}: must have other names than the metrics of the step")
-    metrics = {name: total(value) for name, value in losses.metrics.items()}
-    return {"count": jnp.sum(weights), "loss": total(values), **metrics}
+    sums = {"count": jnp.sum(weights), "loss": jnp.sum(weighted(values))}
+    sums |= {name: jnp.sum(weighted(value)) for name, value in losses.metrics.items()}
+    if examples == len(values) and not losses.is_mean:
+        wrong = ~jnp.isfinite(weighted(values)).all(axis=range(1, values.ndim))
+        sums |= {EXAMPLES: wrong.sum(), EXAMPLE: jnp.where(wrong.any(), wrong.argmax() + 1, 0)}
+    return sums
 
 
 def sums_of(
@@ -166,7 +173,8 @@ def sums_of(
         batch: the batch.
 
     Returns:
-        "loss", "count", and the metrics; for a metric m of `metrics`, its own count as "count:m".
+        "loss", "count", and the metrics; for a metric m of `metrics`, its own count as "count:m"; in training also what
+        `summed` tells of losses that are not finite.
 
     Raises:
         InputError: a batch of training has padding, and the loss is a mean, from which it cannot be left out.
@@ -184,7 +192,7 @@ def sums_of(
         raise InputError(f"flax_loss: {returned}; must be a mean, or have a row for each")
     if losses.is_mean and train is False and valid is None:
         valid = jnp.ones(num_examples(batch))
-    sums = summed(losses, valid)
+    sums = summed(losses, valid, num_examples(batch) if train else None)
     for name, value in metrics.items():
         if name in sums:
             raise InputError(f"metrics: {name}: is a metric of the step, or of the loss; choose another name")

@@ -65,8 +65,8 @@ def torch_model(config: Any) -> Any:
     return models.build(config, _dataset(config))
 
 
-def torch_loss(model: Any, batch: Any, options: Options, train: bool) -> Any:
+def torch_loss(model: Any, batch: Any, options: Options, config: Any, train: bool) -> Any:
     """Return the cross entropy and the accuracy, summed over the examples."""
     from torch_ref.losses import cross_entropy
 
-    return cross_entropy(model, batch, options.label_smoothing if train else 0.0)
+    return cross_entropy(model, batch, options.label_smoothing if train else 0.0, config.detect_anomaly and train)

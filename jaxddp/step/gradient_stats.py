@@ -16,7 +16,7 @@ from jaxddp.distributed.collectives import rank, world_size
 from jaxddp.nn.losses import Sums
 from jaxddp.optim import plateaus
 from jaxddp.state import Params
-from jaxddp.tracking.gradient_metrics import ANOMALY, BASE, CHUNK, LOG2, LOG2_BINS, NORM, by_group
+from jaxddp.tracking.gradient_metrics import ANOMALY, BASE, CHUNK, EXAMPLE, LOG2, LOG2_BINS, NORM, by_group
 
 
 def norms_and_histograms(gradients: Params, patterns: Iterable[str]) -> Sums:
@@ -49,6 +49,12 @@ def anomalies(gradients: Params, params: Iterable[str]) -> Sums:
     chunks = jnp.pad(digits, (0, -len(names) % CHUNK)).reshape(-1, CHUNK) @ (float(BASE) ** jnp.arange(CHUNK))
     mine = [jnp.where(rank() == r, chunks, 0) for r in range(world_size())]
     return {f"{ANOMALY}{r}/{chunk}": value for r, values in enumerate(mine) for chunk, value in enumerate(values)}
+
+
+def of_replicas(sums: Sums) -> Sums:
+    """Give the replica's first example whose loss is not finite, if that is known, a column for each replica."""
+    first = {f"{EXAMPLE}/{r}": jnp.where(rank() == r, sums[EXAMPLE], 0) for r in range(world_size()) if EXAMPLE in sums}
+    return {name: value for name, value in sums.items() if name != EXAMPLE} | first
 
 
 def learning_rates(before: Any, after: Any, lr: optax.ScalarOrSchedule | None) -> Sums:

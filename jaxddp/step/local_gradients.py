@@ -17,6 +17,7 @@ from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step.grad_scaler import GradScaler
 from jaxddp.step.loops import scan_or_unroll
 from jaxddp.step.trainable import noted, of_used, trained
+from jaxddp.tracking.gradient_metrics import EXAMPLE, EXAMPLES
 
 
 class LocalResult(NamedTuple):
@@ -43,7 +44,7 @@ class Unsynchronized(NamedTuple):
     Attributes:
         result: sums over its micro-batches.
         buffers: buffers after this replica's forward passes.
-        examples: int32 scalar, the number of examples; None where no random numbers depend on it.
+        examples: int32 scalar, the number of examples; None where neither random numbers nor anomalies depend on it.
     """
 
     result: LocalResult
@@ -57,7 +58,7 @@ class LocalGradients:
 
     Attributes:
         loss: (params, buffers, batch) -> (sums, new buffers); sums holds "loss" and "count".
-        loss_normalization, frozen, find_unused_parameters, scaler, remat: see `jaxddp.step.options.StepOptions`.
+        loss_normalization, frozen, find_unused_parameters, scaler, remat, detect_anomaly: see `StepOptions`.
     """
 
     loss: LocalLoss
@@ -66,6 +67,7 @@ class LocalGradients:
     find_unused_parameters: bool | None = False
     scaler: GradScaler | None = None
     remat: bool = False
+    detect_anomaly: bool = False
 
     def accumulate(self, state: TrainState, batch: MicroBatches) -> Unsynchronized:
         """Sum over a replica's micro-batches, each starting from the buffers that the previous one left."""
@@ -86,6 +88,8 @@ class LocalGradients:
     def add(self, state: TrainState, before: Unsynchronized, micro_batch: Batch, pieces: int = 1) -> Unsynchronized:
         """Add one micro-batch."""
         result, buffers, examples = self.differentiate(state, before.buffers, micro_batch, before.examples, pieces)
+        if EXAMPLE in result.sums:  # the first alone counts
+            result.sums[EXAMPLE] *= before.result.sums[EXAMPLES] == 0
         return Unsynchronized(jax.tree.map(jnp.add, before.result, result), buffers, examples)
 
     def differentiate(
@@ -102,10 +106,10 @@ class LocalGradients:
         Raises:
             InputError: the loss does not depend on a parameter, and `find_unused_parameters` is False.
         """
-        loss_of, examples = self.loss, None
+        loss_of, first = self.loss, jnp.int32(0) if before is None else before
         if isinstance(self.loss, RandomLoss):
-            first = jnp.int32(0) if before is None else before
-            loss_of, examples = self.loss.at(Place(state.step, first)), first + num_examples(batch)
+            loss_of = self.loss.at(Place(state.step, first))
+        examples = first + num_examples(batch) if loss_of is not self.loss or self.detect_anomaly else None
         scaler = self.scaler
         reached: set[str] = set()
         valid = jnp.sum(batch["valid"]) if "valid" in batch else None
@@ -130,6 +134,10 @@ class LocalGradients:
         (_, aux), gradients = jax.value_and_grad(numerator, has_aux=True)(trained(state.params, self.frozen))
         loss, denominator, sums, new_buffers = aux
         gradients = of_used(gradients, reached, self.find_unused_parameters)
+        if not self.detect_anomaly:
+            sums = {name: x for name, x in sums.items() if name not in (EXAMPLE, EXAMPLES)}
+        elif EXAMPLE in sums:
+            sums[EXAMPLE] += first * (sums[EXAMPLE] > 0)
         if scaler is not None:
             gradients = jax.tree.map(lambda g: g * share(denominator).astype(g.dtype), gradients)
         result = LocalResult(loss, gradients, denominator, sums, valid)

@@ -74,7 +74,7 @@ class InFlight:
         self,
         first_step: int,
         explain: Callable[[Mapping[str, float]], str | None] = lambda sums: None,
-        batch: Callable[[int], str] | None = None,
+        batch: Callable[..., str] | None = None,
     ):
         self._next, self._batch = first_step, batch
         self._explain = explain

@@ -27,7 +27,7 @@ from jaxddp.nn.losses import Batch, Sums
 from jaxddp.state import Buffers, Params, TrainState, state_axes
 from jaxddp.step.buffers import synchronized
 from jaxddp.step.gradient_hooks import apply_hooks, check_patterns
-from jaxddp.step.gradient_stats import anomalies, learning_rates, norms_and_histograms
+from jaxddp.step.gradient_stats import anomalies, learning_rates, norms_and_histograms, of_replicas
 from jaxddp.step.local_gradients import LocalGradients, LocalResult, Unsynchronized, divide, mean_over_micro_batches
 from jaxddp.step.loops import scan_alike
 from jaxddp.step.metrics import StepSums
@@ -158,7 +158,7 @@ class ReplicaStep(StepOptions):
     @property
     def local(self) -> LocalGradients:
         """First half of the step, before anything is sent."""
-        options = self.frozen, self.find_unused_parameters, self.scaler, self.remat
+        options = self.frozen, self.find_unused_parameters, self.scaler, self.remat, self.detect_anomaly
         return LocalGradients(self.loss, self.loss_normalization, *options)
 
     @property
@@ -264,7 +264,7 @@ class ReplicaStep(StepOptions):
     def _summed(self, state: TrainState, sums: Sums, shares: Params) -> Sums:
         """Sum over all replicas; stacked, since every operand of an all-reduce costs microseconds."""
         if self.detect_anomaly:
-            sums = sums | anomalies(shares, trained(state.params, self.frozen))
+            sums = of_replicas(sums) | anomalies(shares, trained(state.params, self.frozen))
         return dict(zip(sums, all_reduce(jnp.stack(list(sums.values()))), strict=True))
 
     def _stages_of_state(self, state: TrainState) -> dict[str, Any]:

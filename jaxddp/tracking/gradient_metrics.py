@@ -6,6 +6,8 @@ grad_log2/NAME/K    number of its elements with 2^K <= |g| < 2^(K+1); the first 
 grad_norm, lr       norm of the whole mean gradient before clipping, and learning rate; lr/0, lr/1, ... of groups
 anomaly/RANK/CHUNK  local gradients of a replica that are not finite: one digit for each of eight parameters,
                     in the order of their names
+anomaly_examples    number of examples whose own loss is not finite
+anomaly_example/RANK    1 + the place of a replica's first such example in its batch of the step; 0: none
 """
 
 import math
@@ -15,12 +17,13 @@ from typing import Any
 from jaxddp.errors import NotFiniteError, TrainingError
 
 NORM, LOG2, ANOMALY = "grad_norm/", "grad_log2/", "anomaly/"
+EXAMPLE, EXAMPLES = "anomaly_example", "anomaly_examples"
 TOTAL_NORM, RATE = "grad_norm", "lr"
 OF_STEP = (TOTAL_NORM, RATE, "scale", "skipped")
 LOG2_BINS = range(-32, 9)
 CHUNK, BASE = 8, 4  # 16 bits, which float32 represents exactly
 KINDS = {1: "infinite", 2: "NaN"}  # meaning of the digits; 0: finite
-HINT = "--detect-anomaly names the parameter and the replica"
+HINT = "--detect-anomaly names the parameter and the replica, and the example if each has its own loss"
 
 
 def of_gradients(name: str) -> bool:
@@ -29,7 +32,7 @@ def of_gradients(name: str) -> bool:
     >>> of_gradients("grad_norm/fc.weight"), of_gradients("loss")
     (True, False)
     """
-    return name.startswith((NORM, LOG2, ANOMALY))
+    return name.startswith((NORM, LOG2, ANOMALY, EXAMPLE))
 
 
 def of_step(name: str) -> bool:
@@ -109,8 +112,19 @@ def anomalies(sums: Mapping[str, float], names: Iterable[str]) -> dict[int, dict
     return by_rank
 
 
+def example_anomaly(sums: Mapping[str, float]) -> tuple[int, ...]:
+    """Return the place in a step's batch of the first example whose loss is not finite, and their number; or ().
+
+    >>> example_anomaly({"loss": math.nan, "anomaly_examples": 2.0, "anomaly_example/0": 4.0, "anomaly_example/1": 3.0})
+    (5, 2)
+    """
+    firsts = {int(name.rpartition("/")[2]): round(x) for name, x in sums.items() if name.startswith(f"{EXAMPLE}/")}
+    places = [(first - 1) * len(firsts) + rank for rank, first in firsts.items() if first]
+    return (min(places), round(sums[EXAMPLES])) if places else ()
+
+
 def check_finite(
-    sums: Mapping[str, float], step: int, anomaly: str | None, batch: Callable[[int], str] | None = None
+    sums: Mapping[str, float], step: int, anomaly: str | None, batch: Callable[..., str] | None = None
 ) -> None:
     """Raise `NotFiniteError` if the loss or gradients of a step are not finite, unless it was skipped.
 
@@ -120,12 +134,12 @@ def check_finite(
         sums: metrics of the step.
         step: number of the step, for the message.
         anomaly: description of the gradients that are not finite; "" if all are finite, None if unknown.
-        batch: describes the batch of a step, for the message.
+        batch: describes the batch of a step, for the message; its other arguments are those of `example_anomaly`.
 
-    >>> check_finite({"loss": math.inf}, 3, None)
+    >>> check_finite({"loss": math.inf}, 3, "the gradient of fc.bias on replica 1 is NaN")
     Traceback (most recent call last):
     ...
-    jaxddp.errors.NotFiniteError: loss is inf at step 3; --detect-anomaly names the parameter and the replica
+    jaxddp.errors.NotFiniteError: loss is inf at step 3; the gradient of fc.bias on replica 1 is NaN
     """
     loss = sums["loss"]
     if sums.get("scale") == 0:
@@ -139,7 +153,7 @@ def check_finite(
         message = f"{anomaly} at step {step}, with a loss of {loss:g}"
     else:
         return
-    raise NotFiniteError(message if batch is None else f"{message}; {batch(step)}")
+    raise NotFiniteError(message if batch is None else f"{message}; {batch(step, *example_anomaly(sums))}")
 
 
 def explained(sums: Mapping[str, float], order: Sequence[str], shown: Callable[[str], str] = str) -> str:

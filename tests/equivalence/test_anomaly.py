@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,10 +28,11 @@ from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import Tensors
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.step.options import options
-from jaxddp.tracking.gradient_metrics import LOG2_BINS, explained, histograms, norms, renamed
+from jaxddp.tracking.gradient_metrics import LOG2_BINS, example_anomaly, explained, histograms, norms, renamed
 from torch_ref.comm_hooks import register
 from torch_ref.distributed import World
 from torch_ref.gradient_log import GradientLog
+from torch_ref.losses import cross_entropy as torch_cross_entropy
 from torch_ref.metrics import all_reduce_sums
 from torch_ref.step import train_step
 
@@ -87,7 +89,8 @@ class TorchStep:
             "y": torch.from_numpy(LABELS),
         }
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        sums = train_step(ddp, optimizer, None, [batch], world, gradient_log=log)
+        loss_fn = partial(torch_cross_entropy, detect_anomaly=True)
+        sums = train_step(ddp, optimizer, None, [batch], world, gradient_log=log, loss_fn=loss_fn)
         [reduced] = all_reduce_sums([sums], world)
         return reduced, explained(reduced, [name for name, _ in module.named_parameters()])
 
@@ -162,6 +165,8 @@ def test_a_non_finite_gradient_is_traced_to_its_parameter_and_replica(
     assert our_message.partition(" (")[0] == torchs_message.partition(" (")[0] == message
     assert math.isfinite(sums["loss"]) == (fault.parameter != "" or fault is NONE)
     assert set(sums) - {"accuracy"} == set(of_torch) - {"accuracy"}
+    named = (2 * world_size + fault.rank, 1) if fault.rank >= 0 and not fault.parameter else ()
+    assert example_anomaly(sums) == example_anomaly(of_torch) == named
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

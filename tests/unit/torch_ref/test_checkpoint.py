@@ -209,7 +209,8 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as caught:
         training.main(small(tmp_path / "run", resume=first.output, epochs=4, lr=1e30))
     assert re.fullmatch(
-        r"loss is (nan|inf) at step \d+; --detect-anomaly names the parameter and the replica; "
+        r"loss is (nan|inf) at step \d+; --detect-anomaly names the parameter and the replica, "
+        r"and the example if each has its own loss; "
         r"its batch has the examples \d+(, \d+)*( and \d+ more)?; "
         rf"the last good checkpoint is {first.output}/checkpoint.pt; continue with --resume {first.output}",
         str(caught.value),
