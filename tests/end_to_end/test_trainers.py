@@ -184,7 +184,7 @@ def test_logged_gradients_are_equal(torch_run, tmp_path):
     ours, theirs = (steps(folder, "grad") for folder in folders)
     assert len(ours) == len(theirs) > 10
     for step, expected in zip(ours, theirs, strict=True):
-        assert step == pytest.approx(expected, rel=1e-6) and len(step) == 2
+        assert step == pytest.approx(expected, rel=1e-6) and len(step) == 3
     for folder in folders:
         [board] = (folder / "tensorboard").iterdir()
         assert b"grad_log2/layers.0.weight" in board.read_bytes()
