@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,7 +167,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
         kind = type(model).__name__
         raise InputError(f"torch_model: must return a module, several in a torch.nn.ModuleDict, and returns {kind}")
     check_real(model)
-    model.to(getattr(torch, dtype))
+    cast(model, dtype)
     casts: set[str] = set()
 
     def lifted(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -204,10 +204,35 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
 
 
 def check_real(model: nn.Module) -> None:
-    """Raise `InputError` if a parameter or a buffer is complex, also one that the state_dict leaves out."""
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+    """Raise `InputError` if a tensor of the state_dict is complex; a table that is not saved may be."""
+    for name, tensor in model.state_dict().items():
         if tensor.is_complex():
             raise complex_error("torch_model", name, str(tensor.dtype)[6:])
+
+
+def cast(model: nn.Module, dtype: str) -> None:
+    """Cast a model's parameters and buffers; complex buffers stay complex, in two numbers of the dtype.
+
+    `nn.Module.to` would cut off their imaginary parts.
+
+    >>> model = nn.Module()
+    >>> model.register_buffer("turns", torch.tensor([1 + 2j]), persistent=False)
+    >>> cast(model, "float64")
+    >>> model.turns
+    tensor([1.+2.j], dtype=torch.complex128)
+    """
+    kind: torch.dtype = getattr(torch, dtype)
+    tables = [
+        (module, name, table.to(kind.to_complex()))
+        for module in model.modules()
+        for name, table in module.named_buffers(recurse=False)
+        if table.is_complex()
+    ]
+    for module, name, _ in tables:
+        setattr(module, name, None)
+    model.to(kind)
+    for module, name, table in tables:
+        setattr(module, name, table)
 
 
 def to_batch(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, Tensor]:
