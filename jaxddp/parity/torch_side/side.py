@@ -32,7 +32,7 @@ from torch_ref.gradient_hooks import GradientHook
 from torch_ref.lightning import Cadence
 from torch_ref.loader import Loader
 from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, count_labels, cross_entropy
-from torch_ref.program import MakeOptimizer, count_of, default_dtype, optimizer_of, sums
+from torch_ref.program import MakeOptimizer, cast_module, count_of, default_dtype, optimizer_of, sums
 
 OptimizerMaker = Callable[[Iterable[nn.Parameter], World], tuple[Optimizer, LRScheduler | None]]
 # (rank, world_size) -> the micro-batches of each of that rank's steps
@@ -167,7 +167,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
         kind = type(model).__name__
         raise InputError(f"torch_model: must return a module, several in a torch.nn.ModuleDict, and returns {kind}")
     check_real(model)
-    cast(model, dtype)
+    cast_module(model, dtype)
     casts: set[str] = set()
 
     def lifted(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -208,31 +208,6 @@ def check_real(model: nn.Module) -> None:
     for name, tensor in model.state_dict().items():
         if tensor.is_complex():
             raise complex_error("torch_model", name, str(tensor.dtype)[6:])
-
-
-def cast(model: nn.Module, dtype: str) -> None:
-    """Cast a model's parameters and buffers; complex buffers stay complex, in two numbers of the dtype.
-
-    `nn.Module.to` would cut off their imaginary parts.
-
-    >>> model = nn.Module()
-    >>> model.register_buffer("turns", torch.tensor([1 + 2j]), persistent=False)
-    >>> cast(model, "float64")
-    >>> model.turns
-    tensor([1.+2.j], dtype=torch.complex128)
-    """
-    kind: torch.dtype = getattr(torch, dtype)
-    tables = [
-        (module, name, table.to(kind.to_complex()))
-        for module in model.modules()
-        for name, table in module.named_buffers(recurse=False)
-        if table.is_complex()
-    ]
-    for module, name, _ in tables:
-        setattr(module, name, None)
-    model.to(kind)
-    for module, name, table in tables:
-        setattr(module, name, table)
 
 
 def to_batch(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, Tensor]:

@@ -106,7 +106,9 @@ class NarrowConstants:
         with mock.patch.object(nn.Module, "register_buffer", noted):
             narrow, wide = (dict(_constants(_made_in(dtype, make))) for dtype in ("float32", "float64"))
         both = ((name, x, wide[name]) for name, x in narrow.items() if name in wide)
-        return {name: lines.get(id(x)) for name, x, y in both if x.shape == y.shape and not torch.equal(x.to(y.dtype), y)}
+        return {
+            name: lines.get(id(x)) for name, x, y in both if x.shape == y.shape and not torch.equal(x.to(y.dtype), y)
+        }
 
 
 def _made_in(dtype: str, make: Callable[[], Any]) -> Any:

@@ -76,7 +76,12 @@ def assert_same(ours: Record, theirs: Record, stages: Mapping[str, Any] | tuple[
     ids=["adamw", "clips", "frozen", "own step", "own step that diverges", "own step with groups"],
 )
 def test_forced_records_are_those_of_a_small_model(
-    changes: list[Change], more: str, lacks: tuple[str, ...], many: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: list[Change],
+    more: str,
+    lacks: tuple[str, ...],
+    many: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case, start = case_of(tmp_path, *changes, more=more)
     rng = np.random.default_rng(0)
@@ -126,7 +131,9 @@ def test_many_small_parameters_share_a_device_and_are_compiled_quickly(
         with jax.enable_x64(True):
             program = recorded_runs._program(case, weights, None, None)
         assert isinstance(program, ExcerptProgram) and isinstance(program.replicas, VirtualReplicas)
-        assert program.options == (QUICKLY if name == "small" else {}), "the code of a large model is worth its compiler"
+        assert program.options == (QUICKLY if name == "small" else {}), (
+            "the code of a large model is worth its compiler"
+        )
 
 
 class Counted(dict[str, Any]):
