@@ -44,7 +44,7 @@ FREE = ("local_loss", "pure_local_loss", "params", "buffers")  # stages of a fre
 MANY = 300  # arrays; of a port with more, XLA takes longest to compile the kernels
 # Measured for 1,000 arrays of 3 elements, in seconds of CPU: 59 mapped, 37 on one device, 8 with these options too.
 QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
-if version("jaxlib").startswith("0.10."):  # later ones may lack the emitters of old
+if version("jaxlib").startswith("0.10."):  # later versions may not have this option
     QUICKLY["xla_cpu_use_fusion_emitters"] = False
 OF_OPTIMIZER = ("update", "optimizer_state")
 SQUARES, LACKING = "squares", "lacking"  # further outputs of the program
