@@ -61,7 +61,25 @@ def module_of(program: Program, config: TorchTrainerConfig) -> nn.Module:
         raise InputError(f"torch_model: must return a module, and returns {type(module).__name__}")
     for name in frozen_names("--freeze", config.freeze, dict(module.named_parameters())):
         module.get_parameter(name).requires_grad_(False)
-    return module.to(getattr(torch, config.dtype))
+    cast_module(module, config.dtype)
+    return module
+
+
+def cast_module(module: nn.Module, dtype: str) -> None:
+    """Cast a module's tensors of floating point; complex ones stay complex, in two numbers of the dtype.
+
+    `nn.Module.to` would cut off their imaginary parts.
+
+    >>> module = nn.Module()
+    >>> module.register_buffer("turns", torch.tensor([1 + 2j]), persistent=False)
+    >>> cast_module(module, "float64")
+    >>> module.turns
+    tensor([1.+2.j], dtype=torch.complex128)
+    """
+    {"float32": module.float, "float64": module.double}[dtype]()  # which leave complex tensors as they are
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_complex():
+            tensor.data = tensor.data.to(getattr(torch, dtype).to_complex())
 
 
 def loss_of(program: Program, detect_anomaly: bool = False) -> LossFunction:

@@ -1,8 +1,12 @@
 """Ports with large tensors, of which the records hold excerpts: right ones are equal, faults are named."""
 
+from pathlib import Path
+
 import pytest
 
+from jaxddp.parity.checking import check
 from jaxddp.parity.excerpts import distance
+from jaxddp.parity.port import PortFile
 from tests.support.checks import Checked
 from tests.support.small_port import SHOWS_NOTHING, Change, own_optimizers, step, wide
 
@@ -74,3 +78,35 @@ def test_a_gradient_that_differs_outside_of_the_excerpt_is_found(checked: Checke
     report = checked(*wide(WIDE), ("    return cross_entropy", wrong))
     (found,) = report.differences
     assert (found.stage, found.tensor) == ("local_gradients", "wide.weight")
+
+
+PARAMETERS = 2000
+MANY = f"""
+import jax.numpy as jnp, numpy as np, torch
+
+class Sum(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.ParameterList([torch.randn(3) for _ in range({PARAMETERS})])
+
+    def forward(self, x):
+        return (torch.stack([*self.w]).sum(0) * x).sum(-1)
+
+torch_model = Sum
+torch_loss = lambda model, batch: (model(batch["x"]) ** 2).mean()
+flax_model = lambda: {{"w": {{str(i): np.zeros(3) for i in range({PARAMETERS})}}}}
+optimizer, lr = "sgd", 1e-4
+batch = lambda step, rank: {{"x": np.random.default_rng((step, rank)).normal(size=(8, 3))}}
+
+def flax_loss(params, batch):
+    weights = jnp.stack([params["w"][str(i)] for i in range({PARAMETERS})])
+    return ((weights.sum(0) * batch["x"]).sum(-1) ** 2).SCALED.mean()
+"""
+
+
+@pytest.mark.parametrize(("scale", "verdict"), [("__mul__(1)", "equal"), ("__mul__(1 + 1e-6)", "different")])
+def test_a_check_of_many_small_parameters_ends(scale: str, verdict: str, tmp_path: Path) -> None:
+    (tmp_path / "port.py").write_text(MANY.replace("SCALED", scale))
+    report = check(PortFile(str(tmp_path / "port.py")), steps=2, numerics=False)
+    assert report.verdict == verdict and not report.problems
+    assert len(report.stages["update"].tensors) == PARAMETERS

@@ -22,7 +22,7 @@ from jaxddp.parity.jax_side.checked_step import (
     updates_between,
 )
 from jaxddp.parity.jax_side.custom_step import CustomStep
-from jaxddp.parity.jax_side.excerpt_program import excerpt_program
+from jaxddp.parity.jax_side.excerpt_program import MANY, excerpt_program
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
 from jaxddp.parity.jax_side.side import JaxSide, hyperparameters
 from jaxddp.parity.lazy_arrays import Arrays, Joined
@@ -174,12 +174,13 @@ def _program(
     comm_hook: Hook | None,
     reference: Trajectory | None = None,
 ) -> CheckedStep:
-    """Return the case's program; for a large port, one that returns excerpts."""
+    """Return the case's program; for a large port, or one with many parameters, one that returns excerpts."""
     is_port = hasattr(case, "port") and case.port.torch_step is None
-    if not (is_port and replicas is None and comm_hook is None and is_large_model(start)):
+    asks_much = len(start) > MANY or is_large_model(start)
+    if not (is_port and replicas is None and comm_hook is None and asks_much):
         return program_of(case, replicas, comm_hook)
     records = [] if reference is None else reference.records
-    lacking = {name for record in records for name in record["params"] if name not in record["clipped_gradients"]}
+    lacking = {name for record in records for name in record["params"].keys() - record["clipped_gradients"].keys()}
     return excerpt_program(case, start, reference is not None, lacking)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ from torch_ref.gradient_hooks import GradientHook
 from torch_ref.lightning import Cadence
 from torch_ref.loader import Loader
 from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, count_labels, cross_entropy
-from torch_ref.program import MakeOptimizer, count_of, default_dtype, optimizer_of, sums
+from torch_ref.program import MakeOptimizer, cast_module, count_of, default_dtype, optimizer_of, sums
 
 OptimizerMaker = Callable[[Iterable[nn.Parameter], World], tuple[Optimizer, LRScheduler | None]]
 # (rank, world_size) -> the micro-batches of each of that rank's steps
@@ -167,7 +167,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
         kind = type(model).__name__
         raise InputError(f"torch_model: must return a module, several in a torch.nn.ModuleDict, and returns {kind}")
     check_real(model)
-    model.to(getattr(torch, dtype))
+    cast_module(model, dtype)
     casts: set[str] = set()
 
     def lifted(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -204,8 +204,8 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
 
 
 def check_real(model: nn.Module) -> None:
-    """Raise `InputError` if a parameter or a buffer is complex, also one that the state_dict leaves out."""
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+    """Raise `InputError` if a tensor of the state_dict is complex; a table that is not saved may be."""
+    for name, tensor in model.state_dict().items():
         if tensor.is_complex():
             raise complex_error("torch_model", name, str(tensor.dtype)[6:])
 

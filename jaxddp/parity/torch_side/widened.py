@@ -17,6 +17,7 @@ from torch_ref.distributed import World
 from torch_ref.program import default_dtype
 
 CASTS = {Tensor.float: torch.float32, Tensor.half: torch.float16, Tensor.bfloat16: torch.bfloat16}
+CONSTANTS = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 class InFloat64(TorchFunctionMode):
@@ -105,7 +106,9 @@ class NarrowConstants:
         with mock.patch.object(nn.Module, "register_buffer", noted):
             narrow, wide = (dict(_constants(_made_in(dtype, make))) for dtype in ("float32", "float64"))
         both = ((name, x, wide[name]) for name, x in narrow.items() if name in wide)
-        return {name: lines.get(id(x)) for name, x, y in both if x.shape == y.shape and not torch.equal(x.double(), y)}
+        return {
+            name: lines.get(id(x)) for name, x, y in both if x.shape == y.shape and not torch.equal(x.to(y.dtype), y)
+        }
 
 
 def _made_in(dtype: str, make: Callable[[], Any]) -> Any:
@@ -117,8 +120,8 @@ def _made_in(dtype: str, make: Callable[[], Any]) -> Any:
 
 
 def _constants(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the float32 or float64 tensors of a model that are no parameters, as buffers or plain attributes."""
+    """Yield the real and complex tensors of a model that are no parameters, as buffers or plain attributes."""
     for prefix, module in model.named_modules():
         for name, x in (vars(module) | module._buffers).items():
-            if isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64):
+            if isinstance(x, Tensor) and x.dtype in CONSTANTS:
                 yield f"{prefix}.{name}".lstrip("."), x

@@ -7,7 +7,7 @@ import pytest
 
 from jaxddp.parity import progress
 from jaxddp.parity.processes import ChildError
-from jaxddp.parity.progress import CAUSES, FLOAT32, FORCED, FREE, Progress
+from jaxddp.parity.progress import CAUSES, DRAW, FLOAT32, FORCED, FREE, Progress
 from jaxddp.parity.stopping import Stop, Stopped
 
 
@@ -121,3 +121,18 @@ def test_the_failure_of_one_side_is_said_once_while_the_other_is_at_work() -> No
         for _ in range(2):
             progress.watch([working, failed])
     assert said == ["jax: flax_model or step 1: port.py: line 3: ValueError; torch goes on"]
+
+
+class NoWeights(Working):
+    name, where, reply = "torch rank 0", "torch_model", ("failed", ("torch_model: a is complex64", "", ()))
+    failure = ChildError("torch rank 0", "torch_model", "torch_model: a is complex64")
+
+
+@pytest.mark.parametrize(("stage", "follows"), [(DRAW, ""), (FREE, "; jax goes on")])
+def test_nothing_goes_on_without_the_weights_of_torch(stage: str, follows: str) -> None:
+    said: list[str] = []
+    progress, jax = Progress(tell=said.append), Working()
+    jax.name = "jax"
+    with progress.stage(stage):
+        progress.watch([jax, NoWeights()])
+    assert said == [f"torch rank 0: torch_model: torch_model: a is complex64{follows}"]

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from jaxddp.config import TrainConfig
 from jaxddp.config.choices import BELONGS_TO, OPTIMIZERS
 from jaxddp.errors import InputError
+from jaxddp.program import program_of
 from jaxddp.tracking.run_folder import load_config
 from tests.support.torch_cases import RANKS, case, small
 from torch_ref import models, optim
@@ -25,6 +26,7 @@ from torch_ref.devices import check_devices, num_replicas
 from torch_ref.distributed import World
 from torch_ref.loader import EvaluationBatches, Loader, epoch_indices
 from torch_ref.losses import cross_entropy
+from torch_ref.program import module_of
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -194,3 +196,17 @@ def test_the_config_of_a_run_can_be_loaded(tmp_path: Path) -> None:
     training.main(config)
     assert load_config(tmp_path / "run", TorchConfig) == config
     assert json.loads((tmp_path / "run" / "config.json").read_text())["strategy"] == "ddp"
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("float32", torch.complex64), ("float64", torch.complex128)])
+def test_complex_tensors_of_a_module_stay_complex(dtype: str, kept: torch.dtype) -> None:
+    class Turned(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.phase = nn.Parameter(torch.tensor([1 + 2j]))
+            self.register_buffer("table", torch.tensor([3 - 4j]), persistent=False)
+
+    module = module_of(program_of({"torch_model": Turned}), TorchConfig(dtype=dtype))
+    phase, table = module.get_parameter("phase"), module.get_buffer("table")
+    assert (phase.dtype, phase.item(), table.dtype, table.item()) == (kept, 1 + 2j, kept, 3 - 4j)
+    assert str(module.get_parameter("weight").dtype) == f"torch.{dtype}"

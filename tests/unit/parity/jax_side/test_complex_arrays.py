@@ -1,5 +1,6 @@
 """Complex arrays of a port's models, which are refused before anything is compared."""
 
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jaxddp.errors import InputError
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.checking import check
 from jaxddp.parity.jax_side.twins import FindTwins
-from jaxddp.parity.port import Port
+from jaxddp.parity.port import Port, PortFile
 
 REFUSED = "{} is complex64; must be two real arrays, its real and its imaginary part"
 
@@ -61,7 +62,6 @@ class Source:
     [
         (("parameter", "two parts"), "torch_model: a"),
         (("buffer", ""), "torch_model: b"),
-        (("unsaved buffer", ""), "torch_model: b"),
         (("", "parameter"), "flax_model: a"),
         (("", "buffer"), "flax_model: b"),
     ],
@@ -75,3 +75,45 @@ def test_a_complex_array_is_refused_before_names_are_compared(kinds: tuple[str, 
 def test_the_report_has_one_line_about_it() -> None:
     (problem,) = check(Source("parameter", "two parts"), world_size=1, steps=1, numerics=False).problems
     assert problem.message == REFUSED.format("torch_model: a")
+
+
+TABLE = """
+import flax.nnx as nnx, jax.numpy as jnp, numpy as np, torch
+
+class Turned(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 4)
+        angles = torch.arange(2) / 3
+        table = torch.polar(torch.ones_like(angles), angles)
+        KEPT
+
+    def forward(self, x):
+        pairs = torch.view_as_complex(self.fc(x).reshape(-1, 2, 2))
+        return torch.view_as_real(pairs * self.table).flatten(1)
+
+class Flax(nnx.Module):
+    def __init__(self):
+        self.fc = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        pairs = self.fc(x).reshape(-1, 2, 2)
+        turned = (pairs[..., 0] + 1j * pairs[..., 1]) * jnp.exp(SIGN * 1j * np.arange(2) / 3)
+        return jnp.stack([turned.real, turned.imag], -1).reshape(x.shape)
+
+torch_model, flax_model, optimizer = Turned, Flax, "sgd"
+flax_loss = torch_loss = lambda model, batch: ((model(batch["x"]) - batch["x"]) ** 2).mean()
+batch = lambda step, rank: {"x": np.random.default_rng((step, rank)).normal(size=(8, 4))}
+"""
+UNSAVED = 'self.register_buffer("table", table, persistent=False)'
+
+
+@pytest.mark.parametrize(
+    ("kept", "sign", "verdict"),
+    [(UNSAVED, "1", "equal"), ("self.table = table", "1", "equal"), (UNSAVED, "-1", "different")],
+    ids=["buffer", "attribute", "turned backwards"],
+)
+def test_a_complex_table_that_is_not_saved_is_a_constant(kept: str, sign: str, verdict: str, tmp_path: Path) -> None:
+    (tmp_path / "port.py").write_text(TABLE.replace("KEPT", kept).replace("SIGN", sign))
+    report = check(PortFile(str(tmp_path / "port.py")), steps=2, numerics=False)
+    assert report.verdict == verdict and not report.problems

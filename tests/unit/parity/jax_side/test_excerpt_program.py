@@ -12,9 +12,10 @@ import torch
 from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import PortCase
+from jaxddp.parity.jax_side import excerpt_program as program_module
 from jaxddp.parity.jax_side import recorded_runs
 from jaxddp.parity.jax_side.checked_step import forget_programs
-from jaxddp.parity.jax_side.excerpt_program import FREE, excerpt_program
+from jaxddp.parity.jax_side.excerpt_program import FREE, MANY, QUICKLY, ExcerptProgram, excerpt_program
 from jaxddp.parity.jax_side.recorded_runs import forced_records, free_records
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.records import Record
@@ -36,13 +37,15 @@ def case_of(folder: Path, *changes: Change, more: str = "") -> tuple[PortCase, d
     return case, {name: tensor.double().numpy() for name, tensor in state.items()}
 
 
-def of_both(monkeypatch: pytest.MonkeyPatch, make: Any) -> list[list[Record]]:
-    """Return the records of a model that counts as small, and of one that counts as large."""
-    records = []
-    for is_large in (False, True):
-        monkeypatch.setattr(recorded_runs, "is_large_model", lambda start, is_large=is_large: is_large)
-        records.append([*make()])
-    return records
+def of_both(monkeypatch: pytest.MonkeyPatch, make: Any, many: bool = False) -> list[list[Record]]:
+    """Return the records of a model that counts as small, and of one that counts as large, or of many parameters."""
+    small = [*make()]
+    if many:
+        monkeypatch.setattr(recorded_runs, "MANY", 0)
+    else:
+        monkeypatch.setattr(recorded_runs, "is_large_model", lambda start: True)
+        monkeypatch.setattr(program_module, "is_large_model", lambda start: True)
+    return [small, [*make()]]
 
 
 ALLOWED = {"update": 1e-12}  # a difference of parameters, which round; measured: 1e-13
@@ -59,6 +62,7 @@ def assert_same(ours: Record, theirs: Record, stages: Mapping[str, Any] | tuple[
 
 
 @pytest.mark.one_in(4, first=3)
+@pytest.mark.parametrize("many", [False, True], ids=["large", "many"])
 @pytest.mark.parametrize(
     ("changes", "more", "lacks"),
     [
@@ -73,7 +77,12 @@ def assert_same(ours: Record, theirs: Record, stages: Mapping[str, Any] | tuple[
     ids=["adamw", "clips", "frozen", "own step", "own step that diverges", "own step with groups", "unequal"],
 )
 def test_forced_records_are_those_of_a_small_model(
-    changes: list[Change], more: str, lacks: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: list[Change],
+    more: str,
+    lacks: tuple[str, ...],
+    many: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case, start = case_of(tmp_path, *changes, more=more)
     rng = np.random.default_rng(0)
@@ -84,7 +93,7 @@ def test_forced_records_are_those_of_a_small_model(
         return {"params": params, "buffers": {}, "gradients": gradients, "clipped_gradients": gradients}
 
     reference = Trajectory(start, [record() for _ in range(STEPS)])
-    small, large = of_both(monkeypatch, lambda: forced_records(case, reference))
+    small, large = of_both(monkeypatch, lambda: forced_records(case, reference), many)
     assert len(small) == len(large) == STEPS
     for theirs, ours in zip(small, large, strict=True):
         stages = [stage for stage in theirs if stage != "params" or stage in ours]  # before the update, if it is apart
@@ -93,10 +102,13 @@ def test_forced_records_are_those_of_a_small_model(
 
 
 @pytest.mark.one_in(2)
+@pytest.mark.parametrize("many", [False, True], ids=["large", "many"])
 @pytest.mark.parametrize("more", ["", step()], ids=["", "own step"])
-def test_free_records_are_those_of_a_small_model(more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_records_are_those_of_a_small_model(
+    more: str, many: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case, start = case_of(tmp_path, *([] if more else [ADAMW]), more=more)
-    small, large = of_both(monkeypatch, lambda: free_records(case, start))
+    small, large = of_both(monkeypatch, lambda: free_records(case, start), many)
     assert small and {*FREE} & {*small[0]}
     for theirs, ours in zip(small, large, strict=True):
         assert_same(ours, theirs, (*(stage for stage in FREE if stage in theirs), "spread"))
@@ -109,3 +121,40 @@ def test_replicas_share_a_device_unless_a_step_cannot_be_vectorized(tmp_path: Pa
         with jax.enable_x64(True):
             program = excerpt_program(case, start, forced=False)
         assert isinstance(program.replicas, VirtualReplicas) == shares
+
+
+def test_many_small_parameters_share_a_device_and_are_compiled_quickly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, start = case_of(tmp_path)
+    for size, name in (((1,), "small"), ((3000, 3000), "large")):
+        weights = start | {f"{name}{number}": np.broadcast_to(0.0, size) for number in range(MANY)}
+        with jax.enable_x64(True):
+            program = recorded_runs._program(case, weights, None, None)
+        assert isinstance(program, ExcerptProgram) and isinstance(program.replicas, VirtualReplicas)
+        assert program.options == (QUICKLY if name == "small" else {}), (
+            "the code of a large model is worth its compiler"
+        )
+
+
+class Counted(dict[str, Any]):
+    """A record that counts how often a stage is read, which takes a file each time."""
+
+    reads = 0
+
+    def __getitem__(self, stage: str) -> Any:
+        self.reads += 1
+        return super().__getitem__(stage)
+
+
+def test_the_reads_of_a_record_do_not_grow_with_its_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, start = case_of(tmp_path)
+    monkeypatch.setattr(recorded_runs, "MANY", 0)
+    reads = []
+    for count in (1, 100):
+        of_all = {str(number): np.zeros(1) for number in range(count)}
+        record = Counted(params=start | of_all, clipped_gradients=start | of_all)
+        with jax.enable_x64(True):
+            recorded_runs._program(case, start, None, None, Trajectory(start, [record]))
+        reads.append(record.reads)
+    assert reads[0] == reads[1] > 0
