@@ -132,14 +132,14 @@ class Runs:
         beyond = [max(x.residuals) for x in results if not max(x.residuals) <= x.allowed]
         if self.problems or not isinstance(self.case, PortCase) or not beyond or not max(beyond) <= OF_FLOAT32:
             return ()
-        of_jax: tuple[str, ...] = ()
+        arrays: tuple[str, ...] = ()
         constants: dict[str, SourceLine | None] = {}
         with suppress(ChildError):
-            of_jax = self._workers.jax.do(NarrowArrays(self.case, self.start))
+            arrays = self._workers.jax.do(NarrowArrays(self.case, self.start))
             (constants,) = self._workers.torch.do(NarrowConstants(self.case.torch_source))
         line = home_of(Path(self.case.name), "flax_optimizer")
-        of_each = [("jax", name, line) for name in of_jax] + [("torch", *pair) for pair in constants.items()]
-        return tuple(f"{side}'s {name}{'' if at is None else f' ({at})'}" for side, name, at in of_each)
+        narrow = [("jax", name, line) for name in arrays] + [("torch", *pair) for pair in constants.items()]
+        return tuple(f"{side}'s {name}{'' if at is None else f' ({at})'}" for side, name, at in narrow)
 
     def crossed_names(self) -> str:
         """Look for two lines of the port's `names` whose swap makes the forward pass equal, and describe it."""

@@ -62,13 +62,13 @@ def rounding_of_gradients(torch: Record, jax: Record) -> Tensors:
     """
     stage = next((stage for stage in ("clipped_gradients", "gradients") if stage in jax), "")
     if stage:
-        of_torch, of_jax = torch[stage], jax[stage]
+        torch_gradients, jax_gradients = torch[stage], jax[stage]
     else:
-        of_torch, of_jax = (
+        torch_gradients, jax_gradients = (
             {name: x.mean(0) for name, x in of_loss(record, "local_gradients").items()} for record in (torch, jax)
         )
-    share = relative(stage_norm(torch["clipped_gradients"]), stage_norm(of_torch))
-    return {name: share * (of_jax[name] - x) for name, x in of_torch.items() if name in of_jax}
+    share = relative(stage_norm(torch["clipped_gradients"]), stage_norm(torch_gradients))
+    return {name: share * (jax_gradients[name] - x) for name, x in torch_gradients.items() if name in jax_gradients}
 
 
 def with_drift_of_rounding(

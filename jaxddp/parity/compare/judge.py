@@ -331,11 +331,11 @@ def states_apart(jax: Tensors, torch: Tensors, optimizer: str, whole: bool = Tru
     """
     state_residuals: dict[str, float] = {}
     for kind in sorted({key.partition(":")[0] for key in torch}):
-        of_torch = {key: x for key, x in torch.items() if key.startswith(f"{kind}:")}
+        torch_states = {key: x for key, x in torch.items() if key.startswith(f"{kind}:")}
         for name in STATES.get(kind, MOMENTUM if optimizer == "SGD" else ()):
-            of_jax = {key: jax[twin] for key in of_torch if (twin := key.replace(kind, name, 1)) in jax}
-            if of_jax and (not whole or of_jax.keys() == of_torch.keys()):
-                same_units = _like(of_jax, of_torch) if name in MOMENTUM else of_jax
-                state_residuals |= residuals(same_units, {key: of_torch[key] for key in of_jax})
+            jax_states = {key: jax[twin] for key in torch_states if (twin := key.replace(kind, name, 1)) in jax}
+            if jax_states and (not whole or jax_states.keys() == torch_states.keys()):
+                same_units = _like(jax_states, torch_states) if name in MOMENTUM else jax_states
+                state_residuals |= residuals(same_units, {key: torch_states[key] for key in jax_states})
                 break
     return state_residuals

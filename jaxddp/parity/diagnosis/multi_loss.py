@@ -44,11 +44,12 @@ def differences_of_losses(evidence: Evidence, searches: InterruptibleSearches) -
         updates = [*_explained_updates(evidence, searches, search, read)]
     for left, located in zip(range(len(losses), 0, -1), losses, strict=True):
         with searches.share(left):
-            found = explain_loss(evidence, located, search, read)
-            follow = follow or found is not None
-            explained = None if found is None else with_function_lines(evidence, searches, found[0], STEP)
-        if found is not None:
-            yield from as_differences(evidence, "local_loss", explained, found[1])
+            ruling_on_loss = explain_loss(evidence, located, search, read)
+            if ruling_on_loss is None:
+                continue
+            follow, (ruling, place) = True, ruling_on_loss
+            explained = with_function_lines(evidence, searches, ruling, STEP)
+        yield from as_differences(evidence, "local_loss", explained, place)
     if "gradients" in first and not follow:
         ruling = explain_gradients(evidence, search, read)
         if ruling.named or not updates:  # else a loss after a wrong update may explain them

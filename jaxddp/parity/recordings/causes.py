@@ -220,10 +220,10 @@ def of_torch_reduction(torch: Sequence[RecordedStep], epsilon: float) -> Cause |
         named = [Hypothesis(("sum_not_mean",), wrong_means(replicas)[0][2], CLOSE)] if is_sum else []
     elif not named and int(shown[0].notes["micro_batches"]) > 1:
         means = [_both(_means(step, "local_gradients"), _means(step, "replica_gradients")) for step in shown]
-        apart = max(
+        residual = max(
             stage_norm({n: x - of[n] for n, x in right.items()}) / (stage_norm(right) or 1.0) for right, of in means
         )
-        named = [Hypothesis(("synchronised_early",), EARLY, apart)] if apart <= floor else []
+        named = [Hypothesis(("synchronised_early",), EARLY, residual)] if residual <= floor else []
     if not named:
         return None
     fault, left = named[0].faults[0], named[0].residual
@@ -287,8 +287,8 @@ def of_gradients(
         received, expected = _received(same, differing, replicas), as_float(alignment.of_torch(of_torch["gradients"]))
         steps.append((received, expected))
         params = as_float(alignment.of_torch(of_torch["params"]))
-        apart = {name: x.mean(0) - expected[name] for name, x in received.items() if name in expected}
-        penalised.append((apart, params, stage_norm(expected)))
+        excess = {name: x.mean(0) - expected[name] for name, x in received.items() if name in expected}
+        penalised.append((excess, params, stage_norm(expected)))
     ruling = explain_received(steps, sizes_of(torch[0], replicas), floor)
     if not ruling.named and all(len({*step.sizes}) > 1 and step["local_gradients"] for step in torch):
         pairs = zip(torch, (received for received, _ in steps), strict=False)
@@ -311,12 +311,12 @@ def _penalties(steps: Sequence[tuple[Tensors, Tensors, float]], floor: float) ->
     def left(factor: float) -> float:
         return max(
             min(norm(x - share * of[name]) for share in (0.0, factor)) / (scale or 1.0)
-            for apart, of, scale in steps
-            for name, x in apart.items()
+            for excess, of, scale in steps
+            for name, x in excess.items()
         )
 
-    side, other = ("jax", "torch") if factor > 0 else ("torch", "jax")
+    side, reference = ("jax", "torch") if factor > 0 else ("torch", "jax")
     penalty = f"an L2 penalty in {side}'s loss, {abs(factor) / 2:.4g} times the sum of the squared weights"
-    says = f"{side}'s gradients are {other}'s plus {abs(factor):.4g} times the weights, as of {penalty}"
+    says = f"{side}'s gradients are {reference}'s plus {abs(factor):.4g} times the weights, as of {penalty}"
     yield Hypothesis(("penalty_in_loss",), says, left(factor), 1)
     yield Hypothesis((), "no fault", left(0.0))

@@ -130,8 +130,8 @@ class _Models:
         refused = self.converter(table)
         if not isinstance(refused, NamesError):
             return ()
-        of_torch = [name for name in refused.unpaired.torch if name in self._buffers[0]]
-        return (*of_torch, *(name for name in refused.unpaired.jax if name in self._buffers[1]))
+        unpaired = (refused.unpaired.torch, refused.unpaired.jax)
+        return tuple(name for names, own in zip(unpaired, self._buffers, strict=True) for name in names if name in own)
 
     def values(self, side: int, layer: str) -> list[tuple[int, float]]:
         """Return size and norm of each array of a layer at the first step, whatever their names and layouts."""

@@ -44,8 +44,8 @@ def dealt_otherwise(torch: RecordedStep, jax: RecordedStep) -> str:
     sizes = torch.sizes, jax.sizes
     if len(sizes[0]) != len(sizes[1]) or sizes[0] == sizes[1] or max(map(len, map(set, sizes))) == 1:
         return ""
-    of_torch, of_jax = (listed([*map(str, of_side)], 8, ", ") for of_side in sizes)
-    return f"{of_torch} examples in torch, {of_jax} in jax"
+    torch_sizes, jax_sizes = (listed([*map(str, of_side)], 8, ", ") for of_side in sizes)
+    return f"{torch_sizes} examples in torch, {jax_sizes} in jax"
 
 
 def _entries(steps: Sequence[RecordedStep]) -> dict[str, Sequence[object]]:
