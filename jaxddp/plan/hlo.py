@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from jaxddp.step.loops import ONE_PASS
+
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .*\{$")
 _SHAPE = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body)=%?([\w.-]+)")
@@ -88,7 +90,7 @@ class Instruction:
         if self.opcode != "while":
             return 1
         match = _TRIP_COUNT.search(self.attributes)
-        return int(match[1]) if match else None
+        return int(match[1]) if match else 1 if f"/{ONE_PASS}/while" in self.attributes else None
 
     def sizes(self, attribute: str) -> tuple[int, ...]:
         """Return the numbers of an attribute such as `lhs_contracting_dims={1}`; () without it."""

@@ -21,6 +21,7 @@ CONVOLUTION = "conv_general_dilated"
 # Pooling with `lax.reduce_window`, as in `nnx.max_pool`, and its gradient: two to three times slower than slices.
 POOLING = {"reduce_window_max", "reduce_window_min", "reduce_window_sum", "select_and_scatter_add"}
 LOOPS = {"scan", "while"}
+ONE_PASS = "one_pass"  # scope of a loop that hides its single pass from XLA; names in the compiled program have it
 
 
 def scan(body: Body[Carry], init: Carry, xs: Any) -> tuple[Carry, Any]:
@@ -65,7 +66,8 @@ def scan_alike(body: Body[Carry], init: Carry, xs: Any, never: jax.Array) -> tup
             return carry, jax.tree.map(lambda out, new: lax.dynamic_update_index_in_dim(out, new, k, 0), state[1], y)
 
         outputs = jax.tree.map(lambda y: jnp.zeros((1, *y.shape), y.dtype), shapes[1])
-        return lax.fori_loop(0, jnp.where(never, 2, 1), one_pass, (init, outputs))
+        with jax.named_scope(ONE_PASS):
+            return lax.fori_loop(0, 1 + never, one_pass, (init, outputs))
 
     unrolled = partial(_unrolled, traced)
     return lax.platform_dependent(init, xs, cpu=unrolled if slow_in_loops(program) else looped, default=unrolled)

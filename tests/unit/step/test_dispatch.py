@@ -18,6 +18,7 @@ from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.loader import Loader
 from jaxddp.nn.losses import cross_entropy
+from jaxddp.plan.messages import all_reduces
 from jaxddp.step.loops import scan, scan_or_unroll, slow_in_loops
 from tests.support.step_cases import two_epochs
 
@@ -38,6 +39,16 @@ class Net(nnx.Module):
         if self.loop:
             x = lax.scan(lambda x, _: (self.conv(x)[..., :1], None), x, None, length=2)[0]
         x = self.pool(jax.nn.relu(self.conv(x)), (2, 2))
+        return self.fc(x.reshape(len(x), -1))
+
+
+class Flat(nnx.Module):
+    """A linear layer."""
+
+    def __init__(self) -> None:
+        self.fc = layers.Linear(16, 3, generator=Generator(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
         return self.fc(x.reshape(len(x), -1))
 
 
@@ -90,17 +101,18 @@ def test_no_loop_is_around_a_convolution_on_cpu() -> None:
 
 
 def test_other_models_keep_their_loops() -> None:
-    class Flat(nnx.Module):
-        def __init__(self) -> None:
-            self.fc = layers.Linear(16, 3, generator=Generator(0))
-
-        def __call__(self, x: jax.Array) -> jax.Array:
-            return self.fc(x.reshape(len(x), -1))
-
     ddp = ddp_of(Flat())
     for accumulation_steps in (1, 4):
         text = ddp.compiled_text(ddp.init(), batches(ddp, accumulation_steps))
         assert len(LOOP.findall(text)) == (1 if accumulation_steps == 1 else 2)
+
+
+def test_the_messages_of_a_single_step_are_counted_as_those_of_several() -> None:
+    ddp = ddp_of(Flat())
+    several = batches(ddp)
+    single = jax.tree.map(lambda x: x[:, :1], several)
+    counts = [all_reduces(ddp.compiled_text(ddp.init(), x)).count for x in (single, several)]
+    assert counts == [1, 3]
 
 
 def test_evaluation_batch_by_batch_gives_the_sums_of_one_batch() -> None:
