@@ -62,7 +62,9 @@ def scan_alike(body: Body[Carry], init: Carry, xs: Any, never: jax.Array) -> tup
 
     def looped(init: Carry, xs: Any) -> tuple[Carry, Any]:
         def one_pass(k: Any, state: Any) -> Any:
-            carry, y = traced(state[0], jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, k, keepdims=False), xs))
+            # Without it XLA moves what does not depend on k out of the loop, all-reduces among it.
+            k, inputs = lax.optimization_barrier((k, xs))
+            carry, y = traced(state[0], jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, k, keepdims=False), inputs))
             return carry, jax.tree.map(lambda out, new: lax.dynamic_update_index_in_dim(out, new, k, 0), state[1], y)
 
         outputs = jax.tree.map(lambda y: jnp.zeros((1, *y.shape), y.dtype), shapes[1])

@@ -41,7 +41,7 @@ def of_own_batch(loss: LocalLoss) -> LocalLoss:
         if not isinstance(batch, UnequalBatches):
             return loss(params, buffers, batch)
         branches = [partial(loss, params, buffers, of_shape) for of_shape in batch.of_shapes]
-        names = [name for name, _ in primitives(jax.make_jaxpr(branches[0])().jaxpr)]
+        names = [name for branch in branches for name, _ in primitives(jax.make_jaxpr(branch)().jaxpr)]
         if any(name.startswith((*COLLECTIVES, "pmax", "pmin")) for name in names):
             raise InputError(
                 "flax_loss: communicates between replicas whose batches differ in shape, and each runs its own branch "

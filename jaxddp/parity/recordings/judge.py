@@ -120,15 +120,15 @@ class Judge:
             for series in (judgement.apart, judgement.moved, judgement.drift):
                 series.append(math.nan)
             return
-        alignment, of_jax = self.outside.alignment, self.outside.params(jax.number)
+        alignment, params = self.outside.alignment, self.outside.params(jax.number)
         noise = judgement.noise if jax.number > 1 else frozenset()
-        both = {n: x for n, x in alignment.of_torch(torch["params"]).items() if n in of_jax and n not in noise}
-        apart = stage_norm({n: of_jax[n].astype(float) - x for n, x in both.items()})
+        both = {n: x for n, x in alignment.of_torch(torch["params"]).items() if n in params and n not in noise}
+        apart = stage_norm({n: params[n].astype(float) - x for n, x in both.items()})
         judgement.apart.append(relative(apart, stage_norm(both)))
         first = alignment.of_torch(self._torch.steps[judgement.numbers[0]]["params"])
         way = stage_norm({n: x.astype(float) - first[n] for n, x in both.items() if n in first})
         judgement.moved.append(apart / way if index and way else 0.0)
-        of_tensors = residuals(of_jax, both)
+        of_tensors = residuals(params, both)
         judgement.drift.append(max(of_tensors.values(), default=math.nan))
         allowed = ALLOWED["params"] * self._epsilon
         is_judged = index == 0 or judgement.drift[-1] <= allowed

@@ -170,10 +170,10 @@ class OutsideChanges:
         distances, drift = dict.fromkeys(params, 0.0), 0.0
         for name in jax.keys() | torch.keys():
             changes = [np.asarray(side.get(name, 0.0), float) for side in (jax, torch)]
-            size = norm(params[name]) + max(map(norm, changes))
-            distances[name] = relative(norm(np.subtract(*changes)), size)
+            size = length(params[name]) + max(map(length, changes))
+            distances[name] = relative(length(np.subtract(*changes)), size)
             if self.jax and self.torch:
-                drift = max(drift, relative(norm(ends[0][name] - ends[1][name]), size))
+                drift = max(drift, relative(length(ends[0][name] - ends[1][name]), size))
         return distances, ROUNDED * self._precision + FOLLOWS * drift
 
 
@@ -188,6 +188,6 @@ def _sums(tensors: Tensors, added: Tensors) -> Tensors:
     return {**tensors, **sums}
 
 
-def norm(x: np.ndarray) -> float:
-    """Return the Euclidean norm of all elements."""
+def length(x: np.ndarray) -> float:
+    """Return the Euclidean norm, NaN if an element is; `compare.residuals.norm` leaves such elements out."""
     return float(np.linalg.norm(np.asarray(x, float)))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from jaxddp.parity.compare.residuals import MOVED
-from jaxddp.parity.recordings.outside import OutsideChanges, norm
+from jaxddp.parity.recordings.outside import OutsideChanges, length
 from jaxddp.parity.records import Tensors, stage_norm
 
 # Share of a mean's shift that biases leave unexplained at a typical step, if they cause it; measured: 1e-5 in float32.
@@ -50,9 +50,9 @@ def running_means(outside: OutsideChanges) -> dict[str, dict[int, np.ndarray | N
                 apart[number] = np.subtract(*(side[name].astype(float) for side in sides))
         added = {n: (x - (1 - share) * apart[n - 1]) / share for n, x in apart.items() if n - 1 in apart}
         left = _explained(added, [*_candidates(shifts, params, added)])
-        is_explained = np.mean([norm(left[n]) <= LEFT * norm(x) for n, x in added.items()] or [False]) >= 0.5
+        is_explained = np.mean([length(left[n]) <= LEFT * length(x) for n, x in added.items()] or [False]) >= 0.5
         remaining[name] = {
-            n: None if not is_explained and norm(apart[n]) <= PASSED_ON * stage_norm(shifts[n]) else share * x
+            n: None if not is_explained and length(apart[n]) <= PASSED_ON * stage_norm(shifts[n]) else share * x
             for n, x in left.items()
         }
     return remaining
@@ -86,4 +86,4 @@ def _explained(added: Steps, candidates: list[Steps]) -> Steps:
 
 
 def _typical(steps: Steps) -> float:
-    return float(np.median([norm(x) for x in steps.values()]))
+    return float(np.median([length(x) for x in steps.values()]))

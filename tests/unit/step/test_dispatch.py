@@ -52,8 +52,8 @@ class Flat(nnx.Module):
         return self.fc(x.reshape(len(x), -1))
 
 
-def ddp_of(model: nnx.Module) -> DataParallel:
-    return DataParallel(model, optim.adam(0.01), replicas=Replicas(jax.devices()[:2]))
+def ddp_of(model: nnx.Module, **options: Any) -> DataParallel:
+    return DataParallel(model, optim.adam(0.01), replicas=Replicas(jax.devices()[:2]), **options)
 
 
 @functools.cache
@@ -107,8 +107,9 @@ def test_other_models_keep_their_loops() -> None:
         assert len(LOOP.findall(text)) == (1 if accumulation_steps == 1 else 2)
 
 
-def test_the_messages_of_a_single_step_are_counted_as_those_of_several() -> None:
-    ddp = ddp_of(Flat())
+@pytest.mark.parametrize("normalization", ["ddp", "global"])
+def test_a_single_step_sends_as_many_messages_as_one_of_several(normalization: str) -> None:
+    ddp = ddp_of(Flat(), loss_normalization=normalization)
     several = batches(ddp)
     single = jax.tree.map(lambda x: x[:, :1], several)
     counts = [all_reduces(ddp.compiled_text(ddp.init(), x)).count for x in (single, several)]
