@@ -1,5 +1,6 @@
 """TensorBoard event files, written without torch and without a thread."""
 
+import contextlib
 import socket
 import struct
 import sys
@@ -35,11 +36,14 @@ class EventFile:
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{time.time_ns()}"
         self.path = folder / name
         self._file = self.path.open("xb")
-        self._write(file_version=VERSION)
-        if resume_step is not None:
-            self._write(step=resume_step + 1, file_version=VERSION)
-            self._write(step=resume_step + 1, session_log={"status": 1})  # START: hides this step and later ones
-        self._flush()
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.close)
+            self._write(file_version=VERSION)
+            if resume_step is not None:
+                self._write(step=resume_step + 1, file_version=VERSION)
+                self._write(step=resume_step + 1, session_log={"status": 1})  # START: hides this step and later ones
+            self._flush()
+            failed.pop_all()
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Write metrics by tag."""

@@ -239,7 +239,7 @@ def test_a_limit_that_ends_the_imports_yields_text_page_and_json(
     with pytest.raises(Stopped):
         stop.poll()
     options = CheckOptions(write(tmp_path), json=tmp_path / "check.json", report=tmp_path / "check.html")
-    assert _main(options, [], stop) == EXIT_CODES["incomplete"]
+    assert _main(options, [], False, stop) == EXIT_CODES["incomplete"]
     assert "Ended early by the limit of 10 s" in capsys.readouterr().out
     assert json.loads((tmp_path / "check.json").read_text())["ended"] == "the limit of 10 s"
     assert "the limit of 10 s" in (tmp_path / "check.html").read_text()
