@@ -1,5 +1,10 @@
 """TensorBoard files can be read back, and have each step once."""
 
+import errno
+
+import pytest
+
+from jaxddp.tracking.tensorboard import EventFile
 from tests.support.run_logs import open_log, read_events, scalars, train, write_run
 
 
@@ -21,3 +26,16 @@ def test_tensorboard_hides_the_steps_that_a_resumed_run_repeats(tmp_path):
     purges = [event.step for event in events if event.HasField("session_log")]
     assert purges == [3]  # TensorBoard hides steps from here on
     assert {step for _, step in scalars(events)} == {3, 4}
+
+
+def test_a_file_whose_first_write_fails_is_closed(tmp_path, monkeypatch):
+    files = []
+
+    def fail(event_file):
+        files.append(event_file._file)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(EventFile, "_flush", fail)
+    with pytest.raises(OSError, match="No space left"):
+        EventFile(tmp_path / "tensorboard", None)
+    assert files[0].closed
