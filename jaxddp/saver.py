@@ -63,16 +63,19 @@ class Saver:
         self._started = time.monotonic()
         self._seen = self._position(start_step)
         self._rollbacks = 0
-        self.reached = start_step
-        """Number of the last step that was dispatched."""
+        self._reached = start_step
 
     def _position(self, step: int) -> dict[str, float]:
         minutes = (time.monotonic() - self._started) / 60
         return {"epochs": step // self._run.loader.steps_per_epoch, "steps": step, "minutes": minutes}
 
+    def dispatched(self, step: int) -> None:
+        """Note the number of the last step that was dispatched; before the first, a signal ends the process at once."""
+        self._reached = step
+        self._interruption.listen()
+
     def due(self, step: int) -> bool:
         """Return whether a checkpoint is due after this step; call it once per step."""
-        self._interruption.listen()  # from the first step on; before, a signal ends the process as always
         before, self._seen = self._seen, self._position(step)
         passed = {unit for unit in before if self._period.passed(unit, before[unit], self._seen[unit])}
         if self._checkpoints is None:
@@ -140,10 +143,10 @@ class Saver:
         ddp = self._run.ddp
         restored = self._checkpoints.restore(ddp.unsharded(ddp.init()))
         line = f"{error}; back to the checkpoint of step {int(restored.step)}, on with the batches after step "
-        line += f"{self.reached} ({self._rollbacks} of at most {MAX_ROLLBACKS} times)"
+        line += f"{self._reached} ({self._rollbacks} of at most {MAX_ROLLBACKS} times)"
         if self._run.is_first:
             tell(line)
-        reached: Any = np.int32(self.reached)
+        reached: Any = np.int32(self._reached)
         return ddp.place_state(dataclasses.replace(restored, step=reached))
 
     def with_last_good(self, error: TrainingError) -> TrainingError:

@@ -156,7 +156,7 @@ def train_epoch(
             log.note(TOO_MANY.format(step=step + 1, shapes=MANY_SHAPES + 1))
         in_flight.add(sums)
         before, step = step, step + len(sums.table)
-        saver.reached = step
+        saver.dispatched(step)
         examples += report(wait=False)
         run.pace.end()
         if run.config.verify_every and before // run.config.verify_every != step // run.config.verify_every:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from jaxddp import tester
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.signals import Interruption
@@ -84,6 +85,28 @@ def test_a_run_goes_on_within_an_epoch_on_other_devices_equal_to_rounding(tmp_pa
         assert one.keys() == other.keys()
         for name in one.keys() - {"kind"}:
             assert abs(one[name] - other[name]) < 1e-12, name  # [1e-15]
+
+
+def test_a_signal_during_the_test_after_an_epoch_of_one_step_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_epoch = tester.Tester.after_epoch
+
+    def signalled(of_run: tester.Tester, state: TrainState, epoch: int, *means: Any) -> Any:
+        if epoch == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return after_epoch(of_run, state, epoch, *means)
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("the run does not listen yet")
+
+    monkeypatch.setattr(tester.Tester, "after_epoch", signalled)
+    before = signal.signal(signal.SIGTERM, fail)
+    with pytest.raises(SystemExit) as stopped:
+        train("--epochs", "9", "--global-batch-size", "1438", "--output", str(tmp_path / "run"))
+    signal.signal(signal.SIGTERM, before)
+    assert stopped.value.code == 75
+    assert saved_steps(tmp_path / "run")
 
 
 def test_records_are_on_the_disk_before_the_checkpoint_of_their_steps(

@@ -4,6 +4,7 @@ Both of its ends are tap devices, whose frames this process carries from one to 
 delay packets in no other way.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import heapq
@@ -42,7 +43,8 @@ def carry(one: int, other: int, delay: float) -> None:
             heapq.heappush(under_way, (time.monotonic() + delay, number, ends[come], os.read(come, FRAME)))
         while under_way and under_way[0][0] <= time.monotonic():
             _, _, device, frame = heapq.heappop(under_way)
-            os.write(device, frame)
+            with contextlib.suppress(OSError):  # an end that is not up yet loses the frame
+                os.write(device, frame)
 
 
 def main(delay: str, *ends: str) -> None:

@@ -25,6 +25,7 @@ PICKED = (
     (re.compile(r"the (?:step|input) limits: .*"), "what limits"),  # in a short run, the load of the machine
     (re.compile(r"^([a-z]+(?: [a-z]+)?) +\S+ +\S+ +\S+ +equal\b.*", re.MULTILINE), r"\1 equal"),
     (re.compile(r"(times torch's) \([a-z ]+\)"), r"\1"),
+    (re.compile(r"^.*(?: s so far|\d left)\n", re.MULTILINE), ""),  # of a busy machine
 )
 WRAPPED = re.compile(r"\n {9}(?=\S)")  # a long line of a check
 
