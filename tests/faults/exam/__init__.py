@@ -1,0 +1,9 @@
+"""Exam of the parity check: correct ports, one half of which is edited mechanically, as mutation testing does.
+
+Whatever means something else must not be called equal in silence. Nothing in this folder imports the check.
+"""
+
+from .ports import HALVES, PORTS, STEPS, WORLD_SIZE, ExamPort
+from .selection import COUNTS, Mutant, chosen, digest, share_of
+
+__all__ = ["COUNTS", "HALVES", "PORTS", "STEPS", "WORLD_SIZE", "ExamPort", "Mutant", "chosen", "digest", "share_of"]

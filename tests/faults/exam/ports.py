@@ -1,0 +1,86 @@
+"""The correct ports whose halves are edited: nine of `tests.faults.outside`, two run files and two of other styles."""
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+
+from tests.faults import outside
+from tests.faults.outside.fault import FIELDS, defined
+
+from .source import Source
+
+ROOT = Path(__file__).parents[3]
+STEPS = 3  # of each check; a schedule that differs later only shows beyond the run
+WORLD_SIZE = 2
+HALVES = ("jax", "torch")
+# Names of a port file that both halves use; what they reach is not edited, nor are the tables of names.
+SHARED = frozenset(
+    {"batch", "train_data", "test_data", "augment", "Options", "names", "no_twin", "steps_per_epoch", "clip_grad_norm"}
+    | {"accumulation_steps", "epochs", "global_batch_size", "optimizer", "lr", "predict", "metrics"}
+)
+FILES = {
+    "mine": ("examples/mine.py",),
+    "run_vae": ("examples/vae.py",),
+    "residual_convnet": ("examples/ports/residual_convnet.py",),
+    "critics": tuple(f"tests/faults/threads/programs/critics/{name}.py" for name in ("port", "jax_half", "torch_half")),
+}
+
+
+@dataclass(frozen=True)
+class ExamPort:
+    """A correct port, as text.
+
+    Attributes:
+        name: name of the port.
+        texts: file -> its text.
+        port: name of the port file.
+        halves: "jax" and "torch" -> name of the file that has this half.
+    """
+
+    name: str
+    texts: Mapping[str, str]
+    port: str
+    halves: Mapping[str, str]
+
+    @cached_property
+    def sources(self) -> Mapping[str, Source]:
+        """Return the source of each half's file."""
+        return {half: Source(self.texts[file]) for half, file in self.halves.items()}
+
+    def statements(self, half: str) -> set[ast.stmt]:
+        """Return the statements that a half reaches, without those that the other half or both use."""
+        source, (other,) = self.sources[half], (side for side in HALVES if side != half)
+        own, others = ({*FIELDS[side]} - SHARED for side in (half, other))
+        return source.reached(own) - source.reached(others | SHARED)
+
+    def write(self, folder: Path, half: str = "jax", text: str | None = None) -> Path:
+        """Write the port into an empty folder, perhaps with another text for a half; return the port file."""
+        for name, own in self.texts.items():
+            (folder / name).write_text(text if text is not None and name == self.halves[half] else own)
+        return folder / self.port
+
+
+def _of_outside(name: str) -> ExamPort:
+    halves = {half: f"{name}_{half}.py" for half in HALVES}
+    texts = {file: (outside.fault.FOLDER / file).read_text() for file in halves.values()}
+    imports = "".join(
+        f"from {name}_{half} import {', '.join(sorted({*FIELDS[half]} & defined(texts[file])))}\n"
+        for half, file in halves.items()
+    )
+    return ExamPort(name, MappingProxyType({**texts, "port.py": imports}), "port.py", halves)
+
+
+def _of_files(name: str, files: tuple[str, ...]) -> ExamPort:
+    texts = {Path(file).name: (ROOT / file).read_text() for file in files}
+    port = Path(files[0]).name
+    halves = {half: next((file for file in texts if file.startswith(half)), port) for half in HALVES}
+    return ExamPort(name, MappingProxyType(texts), port, halves)
+
+
+PORTS: Mapping[str, ExamPort] = {
+    **{name: _of_outside(name) for name in outside.PORTS},
+    **{name: _of_files(name, files) for name, files in FILES.items()},
+}
