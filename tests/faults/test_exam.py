@@ -8,18 +8,32 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.scoreboard.exam import examine
 from jaxddp.parity.checking import check
 from jaxddp.parity.workers import Workers
-from tests.faults.exam import COUNTS, HALVES, PORTS, STEPS, WORLD_SIZE, Mutant, chosen, digest, share_of
+from tests.faults.exam import (
+    COUNTS,
+    HALVES,
+    MUTANTS,
+    PORTS,
+    SILENT,
+    STEPS,
+    WORLD_SIZE,
+    Mutant,
+    chosen,
+    digest,
+    share_of,
+)
 from tests.faults.exam.operators import OPERATORS, changes_the_program, edits
 from tests.faults.exam.source import Source
 
 FOLDER = Path(__file__).parent / "exam"
-MUTANTS = [mutant for half in HALVES for mutant in chosen(half)]
+TENTH = share_of(MUTANTS, 0.1)
 # The exam as it was fixed. A new text of a port, another operator or choice gives another: then say so, and run all.
 DIGESTS = {"jax": "d45dea0550f85926", "torch": "3b3b5d4fc93bc1e2"}
 # Operator -> number of mutants of each half.
@@ -43,6 +57,12 @@ OF_OPERATORS = {
     "returned": (35, 15),
     "decorator": (6, 0),
 }
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Workers]:
+    with Workers(WORLD_SIZE, "cpu") as workers:
+        yield workers
 
 
 def edited(text: str, operator: str, half: str = "jax") -> list[str]:
@@ -125,9 +145,8 @@ def test_a_mutant_is_another_program_than_its_port(half: str) -> None:
 
 
 def test_a_share_of_the_exam_has_all_ports_and_is_part_of_a_larger_one() -> None:
-    tenth, half = share_of(MUTANTS, 0.1), share_of(MUTANTS, 0.5)
-    assert len(tenth) == 70 and {*tenth} < {*half}
-    assert {mutant.port for mutant in tenth} == PORTS.keys()
+    assert len(TENTH) == 70 and {*TENTH} < {*share_of(MUTANTS, 0.5)}
+    assert {mutant.port for mutant in TENTH} == PORTS.keys()
 
 
 def test_the_same_mutants_are_chosen_in_another_process() -> None:
@@ -159,3 +178,19 @@ def test_the_exam_shares_no_code_with_the_check() -> None:
             node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)
         ]
         assert not [node for node in nodes if "parity" in ast.unparse(node)], path
+
+
+def known_silent() -> set[str]:
+    """Return the names of the mutants that are silent today; none may be added."""
+    return {line for line in SILENT.read_text().splitlines() if not line.startswith("#")}
+
+
+def test_the_list_of_silent_mutants_has_mutants_of_the_exam() -> None:
+    assert known_silent() <= {mutant.name for mutant in MUTANTS}
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("mutant", TENTH, ids=lambda mutant: mutant.name)
+def test_no_mutant_of_a_tenth_of_the_exam_is_newly_silent(mutant: Mutant, pair: Workers) -> None:
+    score = examine(mutant, pair)
+    assert score.outcome != "silent" or mutant.name in known_silent(), f"{mutant}: {score.said}"
