@@ -175,7 +175,7 @@ def _outside(options: ScoreboardOptions, kept: Kept, workers: Workers) -> Iterat
 
 def _exam(options: ScoreboardOptions, kept: Kept) -> Iterator[ExamScore]:
     exam = exam_module()
-    mutants = exam.share_of(exam.MUTANTS, options.share)
+    mutants = exam.share_of_exam(options.share)
     with keeping_programs(), Workers(exam.WORLD_SIZE, "cpu") as workers:
         for mutant in (mutant for mutant in mutants if fnmatch.fnmatch(mutant.name, options.only)):
             if (result := kept.exam(("exam", mutant.name))) is None:

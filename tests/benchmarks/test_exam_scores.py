@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +15,10 @@ from benchmarks.scoreboard.kept import Kept
 from jaxddp.errors import InputError
 from jaxddp.parity.findings import Difference, Problem, StageResult
 from jaxddp.parity.report.report import Report
-from tests.faults.exam import MUTANTS, Mutant
+from tests.faults.exam import Mutant, equivalence
+from tests.faults.exam.operators import Edit
 
-MUTANT: Mutant = next(mutant for mutant in MUTANTS if mutant.half == "jax")
+MUTANT = Mutant("mine", "jax", Edit("number", 35, 54, 0, 0, 2, "64", "65"))
 FILE, LINE = MUTANT.place
 EQUAL = Report("port.py", 2, 3, "float64", {"update": StageResult(1e-12, (1e-15,))})
 DIFFERENT = replace(EQUAL, differences=(Difference("update", 2, "fc.weight", 0.5, 1e-12),))
@@ -37,9 +37,8 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExamScore]:
                 raise report
             return report
 
-        proofs = SimpleNamespace(WORLD_SIZE=2, STEPS=3, EQUIVALENTS={}, unproved_parts=lambda _: unproved or [])
         monkeypatch.setattr(exam, "check", check)
-        monkeypatch.setattr(exam, "exam_module", lambda: proofs)
+        monkeypatch.setattr(equivalence, "unproved_parts", lambda _: unproved or [])
         no_workers: Any = None
         return examine(MUTANT, no_workers)
 

@@ -5,19 +5,16 @@ Whatever means something else must not be called equal in silence. Nothing in th
 
 from pathlib import Path
 
-from .equivalence import unproved_parts
 from .equivalents import EQUIVALENTS
 from .ports import HALVES, PORTS, STEPS, WORLD_SIZE, ExamPort
-from .selection import COUNTS, Mutant, chosen, digest, share_of
+from .selection import COUNTS, Mutant, chosen, digest, share_of_exam
 
 SILENT = Path(__file__).parent / "silent.txt"
-MUTANTS = tuple(mutant for half in HALVES for mutant in chosen(half))
 
 __all__ = [
     "COUNTS",
     "EQUIVALENTS",
     "HALVES",
-    "MUTANTS",
     "PORTS",
     "SILENT",
     "STEPS",
@@ -26,6 +23,5 @@ __all__ = [
     "Mutant",
     "chosen",
     "digest",
-    "share_of",
-    "unproved_parts",
+    "share_of_exam",
 ]

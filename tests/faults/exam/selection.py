@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from .operators import Edit, changes_the_program, edits
+from .operators import Edit, edits, is_a_program
 from .ports import PORTS, ExamPort
 
 SEED = "jaxddp, issue 49"
@@ -67,19 +67,17 @@ def chosen(half: str) -> tuple[Mutant, ...]:
     for mutant in _in_turn(half):
         if len(mutants) == COUNTS[half]:
             break
-        if (mutant.port, mutant.text) not in mutants and _differs(mutant):
-            mutants[mutant.port, mutant.text] = mutant
+        key = mutant.port, mutant.text
+        if key not in mutants and not mutant.edit.is_none and is_a_program(mutant.text):
+            mutants[key] = mutant
     return tuple(mutants.values())
 
 
-def share_of(mutants: Iterable[Mutant], share: float) -> tuple[Mutant, ...]:
-    """Return a share of the mutants, always the same ones; a larger share contains a smaller one."""
+def share_of_exam(share: float = 1.0) -> tuple[Mutant, ...]:
+    """Return a share of all mutants, always the same ones; a larger share contains a smaller one."""
+    mutants = [mutant for half in COUNTS for mutant in chosen(half)]
     ranked = sorted(mutants, key=lambda mutant: _rank(f"share {mutant.name}"))
     return tuple(ranked[: max(1, round(share * len(ranked)))])
-
-
-def _differs(mutant: Mutant) -> bool:
-    return changes_the_program(mutant.source.sources[mutant.half].text, mutant.text)
 
 
 def _in_turn(half: str) -> Iterator[Mutant]:
