@@ -27,12 +27,13 @@ def unproved(port: str, half: str, old: str, new: str) -> list[str]:
     return unproved_parts(Mutant(port, half, Edit("hand", 1, 1, 0, start, start + len(old), old, new)))
 
 
-def step(scale: float) -> Function:
+def scanned(scale: float) -> Function:
+    """Return a scan with a constant and a carry."""
     return lambda x: jax.lax.scan(lambda carry, row: (carry + scale * row, carry), jnp.zeros(3), x)
 
 
 @pytest.mark.parametrize(
-    ("one", "same"),
+    ("function", "same"),
     [
         (lambda x: x * x + x, lambda x: x + x * x),
         (lambda x: jnp.sin(x) + jnp.sin(x), lambda x: (y := jnp.sin(x)) + y),
@@ -40,16 +41,16 @@ def step(scale: float) -> Function:
         (lambda x: x, lambda x: 1.0 * x / 1.0 - 0.0),
         (lambda x: jnp.sum(x, axis=-1), lambda x: jnp.sum(x, axis=1)),
         (lambda x: jnp.tanh(x), lambda x: jax.jit(lambda y: jnp.tanh(y))(x)),
-        (step(2.0), step(2.0)),
+        (scanned(2.0), scanned(2.0)),
     ],
     ids=["order", "common", "unused", "neutral", "axis", "called", "scan"],
 )
-def test_programs_that_mean_the_same_have_one_digest(one: Function, same: Function) -> None:
-    assert program_digest(one, X) == program_digest(same, X)
+def test_programs_that_mean_the_same_have_one_digest(function: Function, same: Function) -> None:
+    assert program_digest(function, X) == program_digest(same, X)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("function", "edited"),
     [
         (lambda x: x - 2 * x, lambda x: 2 * x - x),
         (lambda x: x * 0.1, lambda x: x * 0.10001),
@@ -58,18 +59,18 @@ def test_programs_that_mean_the_same_have_one_digest(one: Function, same: Functi
         (lambda x: {"a": x}, lambda x: {"b": x}),
         (lambda x: x.sum(0), lambda x: x.sum(1)),
         (lambda x: jnp.where(x > 2, x, 0), lambda x: jnp.where(x >= 2, x, 0)),
-        (step(2.0), step(3.0)),
+        (scanned(2.0), scanned(3.0)),
         (lambda x: x * X, lambda x: x * (2 * X)),
         (jax.grad(lambda x: (x * x).sum()), jax.grad(lambda x: (x * jax.lax.stop_gradient(x)).sum())),
     ],
     ids=["sides", "number", "zero", "outputs", "names", "axis", "comparison", "scan", "constant", "stopped"],
 )
-def test_programs_that_differ_have_two_digests(one: Function, other: Function) -> None:
-    assert program_digest(one, X) != program_digest(other, X)
+def test_programs_that_differ_have_two_digests(function: Function, edited: Function) -> None:
+    assert program_digest(function, X) != program_digest(edited, X)
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "equal"),
+    ("function", "edited", "equal"),
     [
         (lambda x: x * x + x, lambda x: x + x * x, True),
         (lambda x: x.sum(dim=-1), lambda x: x.sum(1), True),
@@ -81,9 +82,11 @@ def test_programs_that_differ_have_two_digests(one: Function, other: Function) -
     ],
     ids=["order", "axis", "unused", "other axis", "number", "draws", "in place"],
 )
-def test_torch_programs_have_one_digest_if_they_mean_the_same(one: Function, other: Function, equal: bool) -> None:
+def test_torch_programs_have_one_digest_if_they_mean_the_same(
+    function: Function, edited: Function, equal: bool
+) -> None:
     tensor = torch.from_numpy(X)
-    assert (graph_digest(one, [tensor], {}) == graph_digest(other, [tensor], {})) is equal
+    assert (graph_digest(function, [tensor], {}) == graph_digest(edited, [tensor], {})) is equal
 
 
 SAME = [
@@ -95,6 +98,8 @@ SAME = [
 ]
 MEAN = 'jax.lax.pmean(gradients, "replica")'
 OTHER = [
+    ("diffusion", "jax", '"ema": Denoiser(nnx.Rngs(0))', '"ema": Denoiser(nnx.Rngs(1))', "start x2"),
+    ("critics", "jax", "Critic().init(key, inputs)", "Critic().init(keys[0], inputs)", "start x2"),
     ("vae", "jax", "divergence).mean()", "divergence).sum() / 8", "loss x3"),
     ("vae", "jax", "optax.adamax(1e-2)", "optax.adamax(lambda n: jnp.where(n < 900, 1e-2, 1e-3))", "optimizer x2"),
     ("vae", "jax", "nnx.Rngs(0, noise=1)", "nnx.Rngs(3, noise=1)", "start x2"),
@@ -139,7 +144,7 @@ def test_few_mutants_are_equivalent_by_hand() -> None:
 
 @pytest.mark.parametrize("name", EQUIVALENTS)
 def test_both_expressions_of_an_equivalent_mutant_have_the_same_values(name: str) -> None:
-    one, rng = EQUIVALENTS[name], np.random.default_rng(0)
+    edit, rng = EQUIVALENTS[name], np.random.default_rng(0)
     for _ in range(1000):
-        inputs = [rng.uniform(one.low, one.high, shape) for shape in one.shapes]
-        np.testing.assert_array_equal(np.asarray(one.before(*inputs)), np.asarray(one.after(*inputs)))
+        inputs = [rng.uniform(edit.low, edit.high, shape) for shape in edit.shapes]
+        np.testing.assert_array_equal(np.asarray(edit.before(*inputs)), np.asarray(edit.after(*inputs)))

@@ -26,11 +26,11 @@ def _bound_before(node: ast.AST, function: ast.FunctionDef, source: Source) -> l
     """Return the names that a function binds before a node: its parameters and assigned names, in their order."""
     arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     names = [argument.arg for argument in arguments if argument.arg not in ("self", "cls")]
-    statement = next((one for one in (node, *source.ancestors(node)) if isinstance(one, ast.stmt)), node)
+    statement = next((x for x in (node, *source.ancestors(node)) if isinstance(x, ast.stmt)), node)
     start = source.span(statement)[0]
-    inner = [one for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
-    stored = [one for one in inner if source.function(one) is function and source.span(one)[0] < start]
-    names += [one.id for one in sorted(stored, key=source.span) if not _in_comprehension(one, source)]
+    inner = [x for x in ast.walk(function) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
+    stored = [x for x in inner if source.function(x) is function and source.span(x)[0] < start]
+    names += [x.id for x in sorted(stored, key=source.span) if not _in_comprehension(x, source)]
     return list(dict.fromkeys(name for name in names if name != "_"))
 
 
@@ -65,9 +65,9 @@ def _constants(source: Source) -> list[str]:
 def _attributes(node: ast.AST, source: Source) -> list[str]:
     """Return the attributes of `self` that the class around a node sets, in their order."""
     owner = next((parent for parent in source.ancestors(node) if isinstance(parent, ast.ClassDef)), None)
-    nodes = [] if owner is None else [one for one in ast.walk(owner) if isinstance(one, ast.Attribute)]
-    stored = [one for one in nodes if isinstance(one.ctx, ast.Store) and source.code(one.value) == "self"]
-    return list(dict.fromkeys(one.attr for one in sorted(stored, key=source.span)))
+    nodes = [] if owner is None else [x for x in ast.walk(owner) if isinstance(x, ast.Attribute)]
+    stored = [x for x in nodes if isinstance(x.ctx, ast.Store) and source.code(x.value) == "self"]
+    return list(dict.fromkeys(x.attr for x in sorted(stored, key=source.span)))
 
 
 def other_results(node: ast.AST, source: Source, half: str) -> Iterator[tuple[int, int, str]]:
@@ -76,8 +76,8 @@ def other_results(node: ast.AST, source: Source, half: str) -> Iterator[tuple[in
     if not isinstance(node, ast.Return) or node.value is None or function is None:
         return
     if isinstance(node.value, ast.Tuple) and len(node.value.elts) > 1:
-        first, second, *others = map(source.code, node.value.elts)
-        yield *source.span(node.value), ", ".join([second, first, *others])
+        first, second, *rest = map(source.code, node.value.elts)
+        yield *source.span(node.value), ", ".join([second, first, *rest])
     for name in _bound_before(node, function, source)[-1:]:
         yield *source.span(node.value), name
 

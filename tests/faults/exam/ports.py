@@ -52,9 +52,9 @@ class ExamPort:
 
     def statements(self, half: str) -> set[ast.stmt]:
         """Return the statements that a half reaches, without those that the other half or both use."""
-        source, (other,) = self.sources[half], (side for side in HALVES if side != half)
-        own, others = ({*FIELDS[side]} - SHARED for side in (half, other))
-        return source.reached(own) - source.reached(others | SHARED)
+        fields = {side: {*FIELDS[side]} - SHARED for side in HALVES}
+        source, own = self.sources[half], fields.pop(half)
+        return source.reached(own) - source.reached(SHARED.union(*fields.values()))
 
     def write(self, folder: Path, half: str = "jax", text: str | None = None) -> Path:
         """Write the port into an empty folder, perhaps with another text for a half; return the port file."""

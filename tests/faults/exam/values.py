@@ -97,14 +97,14 @@ def booleans(node: ast.AST, source: Source, half: str) -> Iterator[tuple[int, in
 def branches(node: ast.AST, source: Source, half: str) -> Iterator[tuple[int, int, str]]:
     """Exchange two branches, take always the same one, or negate a condition."""
     if isinstance(node, ast.IfExp):
-        body, test, other = map(source.operand, (node.body, node.test, node.orelse))
-        for code in (f"({other} if {test} else {body})", body, other):
+        body, test, orelse = map(source.operand, (node.body, node.test, node.orelse))
+        for code in (f"({orelse} if {test} else {body})", body, orelse):
             yield *source.span(node), code
     elif isinstance(node, ast.If | ast.While):
         yield *source.span(node.test), f"not {source.operand(node.test)}"
     elif isinstance(node, ast.Call) and _called(node) in SELECTING and len(node.args) == 3:
-        test, body, other = map(source.code, node.args)
-        yield *source.span(node), f"{source.code(node.func)}({test}, {other}, {body})"
+        test, body, orelse = map(source.code, node.args)
+        yield *source.span(node), f"{source.code(node.func)}({test}, {orelse}, {body})"
         for branch in node.args[1:]:
             yield *source.span(node), source.operand(branch)
 
@@ -112,11 +112,11 @@ def branches(node: ast.AST, source: Source, half: str) -> Iterator[tuple[int, in
 def axes(node: ast.AST, source: Source, half: str) -> Iterator[tuple[int, int, str]]:
     """Replace an axis by others; leave out one of several, or exchange two."""
     if isinstance(node, ast.Tuple) and _names_axes(node, source) and len(node.elts) > 1:
-        first, second, *others = map(source.code, node.elts)
-        yield *source.span(node), f"({', '.join([second, first, *others])})"
-        yield *source.span(node), f"({', '.join([second, *others])},)"
+        first, second, *rest = map(source.code, node.elts)
+        yield *source.span(node), f"({', '.join([second, first, *rest])})"
+        yield *source.span(node), f"({', '.join([second, *rest])},)"
     elif (axis := _integer(node)) is not None and _is_axis(node, source):
-        for sibling in [other for other in (0, 1, -1, -2) if other != axis][:3]:
+        for sibling in [sibling for sibling in (0, 1, -1, -2) if sibling != axis][:3]:
             yield *source.span(node), str(sibling)
 
 

@@ -40,7 +40,7 @@ def _by_value(traced: Any, nodes: Sequence[Any], names: Mapping[int, str]) -> st
     for node in nodes:
         draws += _draws(node)
         known[node] = _node_digest(traced, node, known, names, draws if _draws(node) else 0)
-    return known[nodes[-1]]
+    return hashed(known[nodes[-1]], draws)
 
 
 def _in_sequence(traced: Any, nodes: Sequence[Any], names: Mapping[int, str]) -> str:

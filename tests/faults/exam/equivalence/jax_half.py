@@ -2,6 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,73 +19,76 @@ FIELDS = frozenset({"flax_model", "flax_loss", "flax_step", "flax_batch", "flax_
 AXIS = "replica"
 
 
+@dataclass(frozen=True)
 class PureModel:
     """A model as a pure function of its parameters and the rest of its state.
 
-    Args:
-        names: names of the half.
-        batch: a batch, from which a Linen model draws its parameters.
-
     Attributes:
         params, rest: trees of arrays.
+        start: tree of all that the model starts with.
         merge: (params, rest) -> the model as the loss takes it.
         state: model -> (params, rest), after a call.
     """
 
-    def __init__(self, names: Mapping[str, Any], batch: Mapping[str, Any]):
-        model = called(names["flax_model"], names)
-        self.merge: Callable[[Any, Any], Any]
-        self.state: Callable[[Any], Any]
-        if isinstance(model, linen.Module):
-            self._of_linen(model, names, batch)
-        elif any(isinstance(leaf, nnx.Module) for leaf in jax.tree.leaves(model, is_leaf=_is_nnx)):
-            graph, params, rest = nnx.split(model, nnx.Param, ...)
-            self.params, self.rest = nnx.to_pure_dict(params), rest
-            self.merge = lambda pure, rest: nnx.merge(graph, _with_values(params, pure), rest, copy=True)
-            self.state = lambda model: nnx.split(model, nnx.Param, ...)[1:]
-        else:
-            self.params, static = _arrays(model)
-            self.rest = ()
-            self.merge = lambda params, _: static(params)
-            self.state = lambda _: ()
+    params: Any
+    rest: Any
+    start: Any
+    merge: Callable[[Any, Any], Any]
+    state: Callable[[Any], Any] = lambda model: ()
 
-    def _of_linen(self, model: Any, names: Mapping[str, Any], batch: Mapping[str, Any]) -> None:
-        variables: dict[str, Any] = {}
 
-        def initialize(*arguments: Any, **keywords: Any) -> Any:
-            output, drawn = model.init_with_output(jax.random.key(0), *arguments, **keywords)
-            variables.update(drawn)
-            return output
+def _pure_model(names: Mapping[str, Any], batch: Mapping[str, Any]) -> PureModel:
+    """Return the model of a half; a Linen model draws its parameters for this batch."""
+    model = called(names["flax_model"], names)
+    if isinstance(model, linen.Module):
+        return _of_linen(model, names, batch)
+    is_nnx = any(isinstance(leaf, nnx.Module) for leaf in jax.tree.leaves(model, is_leaf=_is_nnx))
+    return _of_nnx(model) if is_nnx else _of_tree(model)
 
-        names["flax_loss"](initialize, batch)
-        if variables.keys() != {"params"}:
-            raise Unprovable(f"a Linen model with {', '.join(variables)}")
-        self.params, self.rest = variables["params"], ()
-        self.merge = lambda params, _: lambda *args, **keywords: model.apply({"params": params}, *args, **keywords)
-        self.state = lambda _: ()
+
+def _of_linen(model: Any, names: Mapping[str, Any], batch: Mapping[str, Any]) -> PureModel:
+    variables: dict[str, Any] = {}
+
+    def initialize(*arguments: Any, **keywords: Any) -> Any:
+        output, drawn = model.init_with_output(jax.random.key(0), *arguments, **keywords)
+        variables.update(drawn)
+        return output
+
+    if "flax_loss" not in names:
+        raise Unprovable("a Linen model without a loss")
+    names["flax_loss"](initialize, batch)
+    if variables.keys() != {"params"}:
+        raise Unprovable(f"a Linen model with {', '.join(variables)}")
+    params = variables["params"]
+    return PureModel(params, (), params, lambda params, _: partial(model.apply, {"params": params}))
+
+
+def _of_nnx(model: Any) -> PureModel:
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def merge(pure: Any, rest: Any) -> Any:
+        values = jax.tree.map(lambda x: x, params)  # a copy
+        nnx.replace_by_pure_dict(values, pure)
+        return nnx.merge(graph, values, rest, copy=True)
+
+    pure = nnx.to_pure_dict(params)
+    return PureModel(pure, rest, (pure, rest), merge, lambda model: nnx.split(model, nnx.Param, ...)[1:])
 
 
 def _is_nnx(leaf: Any) -> bool:
     return isinstance(leaf, nnx.Module)
 
 
-def _with_values(state: Any, pure: Any) -> Any:
-    """Return a state of nnx with the values of a pure dictionary."""
-    copy = jax.tree.map(lambda x: x, state)
-    nnx.replace_by_pure_dict(copy, pure)
-    return copy
-
-
-def _arrays(model: Any) -> tuple[list[Any], Callable[[Any], Any]]:
-    """Return the floating-point arrays of a tree, and the function that puts others in their place."""
+def _of_tree(model: Any) -> PureModel:
+    """Return the model whose parameters are the floating-point arrays of a tree."""
     leaves, structure = jax.tree.flatten(model)
     places = [number for number, leaf in enumerate(leaves) if _is_floating(leaf)]
 
-    def static(arrays: Any) -> Any:
-        given = dict(zip(places, arrays, strict=True))
+    def merge(params: Any, _: Any) -> Any:
+        given = dict(zip(places, params, strict=True))
         return jax.tree.unflatten(structure, [given.get(number, leaf) for number, leaf in enumerate(leaves)])
 
-    return [leaves[number] for number in places], static
+    return PureModel([leaves[number] for number in places], (), model, merge)
 
 
 def _is_floating(leaf: Any) -> bool:
@@ -100,7 +105,7 @@ def jax_program(names: Mapping[str, Any]) -> dict[str, str]:
     """
     if unknown := {name for name in names if name.startswith("flax_")} - FIELDS:
         raise Unprovable(f"a port with {', '.join(sorted(unknown))}")
-    with jax.enable_x64(True):  # as the check
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):  # as the check
         return {"batches": batches_digest(names, "flax"), **_of_sizes(names)}
 
 
@@ -116,17 +121,20 @@ def _of_sizes(names: Mapping[str, Any]) -> dict[str, str]:
 
 def _traced(names: Mapping[str, Any], batch: Mapping[str, Any], replicas: int) -> dict[str, str]:
     arrays = {name: jnp.asarray(array) for name, array in batch.items()}
-    model = PureModel(names, arrays) if "flax_loss" in names else None
-    params = model.params if model else called(names["flax_model"], names)
-    digests = {"start": tree_digest(params if model is None else (model.params, model.rest))}
-    if model is not None:
+    model, optimizer = _pure_model(names, arrays), names.get("flax_optimizer")
+    digests = {"start": tree_digest(model.start)}
+    if "flax_loss" in names:
         digests["loss"] = program_digest(_loss_and_pullback(names, model), model.params, model.rest, arrays)
-    optimizer = names.get("flax_optimizer")
     if optimizer is not None and not inspect.isfunction(optimizer):
-        digests["optimizer"] = _optimizer_digest(optimizer, params)
+        digests["optimizer"] = _optimizer_digest(optimizer, _tree_of(names, model))
     if "flax_step" in names:
-        digests["step"] = _step_digest(names, model, params, arrays, replicas)
+        digests["step"] = _step_digest(names, model, arrays, replicas)
     return digests
+
+
+def _tree_of(names: Mapping[str, Any], model: PureModel) -> Any:
+    """Return the parameters as the optimizer takes them: those of a loss, or the tree of a step."""
+    return model.params if "flax_loss" in names else model.start
 
 
 def tree_digest(tree: Any) -> str:
@@ -172,30 +180,35 @@ def _optimizer_digest(optimizer: Any, params: Any) -> str:
     return hashed(program_digest(optimizer.init, params), update)
 
 
-def _step_digest(names: Mapping[str, Any], model: PureModel | None, params: Any, batch: Any, replicas: int) -> str:
+def _step_digest(names: Mapping[str, Any], model: PureModel, batch: Any, replicas: int) -> str:
     """Return the digest of a replica step, mapped over the replicas as an axis."""
-    step, optimizer = names["flax_step"], names["flax_optimizer"]
+    replica, state = (_nnx_step if inspect.isfunction(names["flax_optimizer"]) else _pure_step)(names, model)
     stacked = {name: jnp.stack([array] * replicas) for name, array in batch.items()}
-    if inspect.isfunction(optimizer):
-        pair = called(names["flax_model"], names)
-        graph, state = nnx.split((pair, optimizer(pair)))
+    return program_digest(jax.vmap(replica, in_axes=(None, 0), axis_name=AXIS), state, stacked)
 
-        def replica(state: Any, batch: Any) -> Any:
-            model, optimizer = nnx.merge(graph, state)
-            return step(model, optimizer, batch), nnx.state((model, optimizer))
 
+def _nnx_step(names: Mapping[str, Any], model: PureModel) -> tuple[Callable[..., Any], Any]:
+    """Return a step that changes a module and an optimizer of nnx, as a function of their state, and the state."""
+    module = model.merge(model.params, model.rest)
+    graph, state = nnx.split((module, names["flax_optimizer"](module)))
+
+    def replica(state: Any, batch: Any) -> Any:
+        module, optimizer = nnx.merge(graph, state)
+        return names["flax_step"](module, optimizer, batch), nnx.state((module, optimizer))
+
+    return replica, state
+
+
+def _pure_step(names: Mapping[str, Any], model: PureModel) -> tuple[Callable[..., Any], Any]:
+    """Return a step of a TrainState, and the state."""
+    optimizer, params = names["flax_optimizer"], _tree_of(names, model)
+    if isinstance(optimizer, Mapping):
+        opt_state = {name: chain.init(params[name]) for name, chain in optimizer.items()}
     else:
-        chains = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
-        states = {name: chain.init(params[name] if name else params) for name, chain in chains.items()}
-        rest = {} if model is None else model.rest
-        state = TrainState(jnp.zeros((), int), params, rest, states.get("", states))
-
-        def replica(state: Any, batch: Any) -> Any:
-            given = (optimizer,) if model is None else (_mean_loss(names, model), optimizer)
-            return step(*given, state, batch)
-
-    mapped = jax.vmap(replica, in_axes=(None, 0), axis_name=AXIS)
-    return program_digest(mapped, state, stacked)
+        opt_state = optimizer.init(params)
+    given = (_mean_loss(names, model), optimizer) if "flax_loss" in names else (optimizer,)
+    state = TrainState(jnp.zeros((), int), params, model.rest, opt_state)
+    return lambda state, batch: names["flax_step"](*given, state, batch), state
 
 
 def _mean_loss(names: Mapping[str, Any], model: PureModel) -> Callable[..., Any]:

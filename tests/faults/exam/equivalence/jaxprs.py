@@ -20,7 +20,7 @@ CALLING = frozenset(
 )
 # Parameters without an effect on the result: names, and derivatives that the trace has already used.
 IGNORED = frozenset(
-    {"name", "debug_info", "jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "num_consts", "symbolic_zeros", "inline"}
+    {"name", "debug_info", "jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "symbolic_zeros", "inline"}
     | {"in_shardings", "out_shardings", "in_layouts", "out_layouts", "donated_invars", "ctx_mesh", "keep_unused"}
 )
 # Exact for every number, -0.0 and NaN included: operation -> the operand that does nothing on the right.

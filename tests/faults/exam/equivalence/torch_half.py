@@ -33,7 +33,7 @@ def torch_program(names: Mapping[str, Any]) -> dict[str, str]:
     digests = {"start": _state_digest(model), "random": tensor_digest(torch.get_rng_state())}
     digests["batches"] = batches_digest(names, "torch")
     made = [*_made(names, model)]
-    digests["optimizers"] = hashed(*(_optimizer_digest(one, model) for one in made if _is_optimizer(one)))
+    digests["optimizers"] = hashed(*(_optimizer_digest(x, model) for x in made if _is_optimizer(x)))
     digests["rates"] = _rates_digest(made)
     batch = batch_of(names, "torch")
     size = min(map(len, batch.values()))
@@ -50,8 +50,10 @@ def _tensor(array: Any) -> torch.Tensor:
 
 
 def _state_digest(model: torch.nn.Module) -> str:
-    state = [(name, tensor_digest(tensor)) for name, tensor in model.state_dict().items()]
-    return hashed(*state, *((name, p.requires_grad) for name, p in model.named_parameters()))
+    """Return the hash of a model's tensors, of which share memory, and of which are trained."""
+    tensors = model.state_dict(keep_vars=True)
+    first = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
+    return hashed(*((name, first[x.data_ptr()], x.requires_grad, tensor_digest(x)) for name, x in tensors.items()))
 
 
 def _made(names: Mapping[str, Any], model: torch.nn.Module) -> Iterator[Any]:
@@ -92,14 +94,15 @@ def _optimizer_digest(optimizer: torch.optim.Optimizer, model: torch.nn.Module) 
 
 def _rates_digest(made: list[Any]) -> str:
     """Return the hash of what the schedules set, over many steps."""
-    optimizers = [one for one in made if _is_optimizer(one)]
+    groups = [group for optimizer in filter(_is_optimizer, made) for group in optimizer.param_groups]
+    has_schedule = not all(map(_is_optimizer, made))
     rates = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(STEPS if len(optimizers) < len(made) else 0):
-            rates.append([group.get(key) for one in optimizers for group in one.param_groups for key in SCHEDULED])
-            for one in made:
-                one.step()
+        for _ in range(STEPS if has_schedule else 0):
+            rates.append([group.get(key) for group in groups for key in SCHEDULED])
+            for optimizer_or_schedule in made:
+                optimizer_or_schedule.step()
     return hashed(rates)
 
 
@@ -128,14 +131,15 @@ def _one_hot(tensor: torch.Tensor, num_classes: int) -> torch.Tensor:
 
 def _loss_and_gradients(names: Mapping[str, Any], model: torch.nn.Module, batch: Any) -> list[Any]:
     """Return the outputs of the loss, and the gradients of each of them."""
-    outputs = [leaf for leaf in _leaves(names["torch_loss"](model, batch)) if isinstance(leaf, torch.Tensor)]
+    result = names["torch_loss"](model, batch)
+    outputs = [leaf for leaf in _leaves(result) if isinstance(leaf, torch.Tensor)]
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = [
         torch.autograd.grad(output, parameters, _cotangent(output), retain_graph=True, allow_unused=True)
         for output in outputs
         if output.requires_grad
     ]
-    return [outputs, gradients]
+    return [result, gradients]
 
 
 def _cotangent(output: torch.Tensor) -> torch.Tensor:
@@ -146,4 +150,4 @@ def _cotangent(output: torch.Tensor) -> torch.Tensor:
 def _step(names: Mapping[str, Any], model: torch.nn.Module, batch: Any) -> Any:
     """Return the losses of a step, which changes the parameters."""
     made = names["configure_optimizers"](model)
-    return [leaf for leaf in _leaves(names["torch_step"](model, made, batch)) if isinstance(leaf, torch.Tensor)]
+    return names["torch_step"](model, made, batch)
