@@ -4,9 +4,7 @@ The mutants and the proofs that some of them are equivalent are in tests/faults/
 check.
 """
 
-import contextlib
 import importlib
-import os
 import re
 import tempfile
 import time
@@ -15,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from benchmarks.tables import table
 from jaxddp.errors import InputError
@@ -79,19 +76,6 @@ def examine(mutant: Any, workers: Workers, limit: float = LIMIT) -> ExamScore:
         outcome, said = ("refused", report) if isinstance(report, str) else _outcome(report, mutant, exam)
         said = said.replace(f"{folder}/", "")
     return ExamScore(mutant.name, str(mutant).partition(": ")[2], outcome, said, time.monotonic() - started)
-
-
-@contextlib.contextmanager
-def keeping_programs() -> Iterator[None]:
-    """Within the `with` statement, keep compiled programs for later mutants, which differ in few of them."""
-    with tempfile.TemporaryDirectory(prefix="jaxddp-exam-programs-") as folder:
-        variables = {
-            "JAX_COMPILATION_CACHE_DIR": folder,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        }
-        with mock.patch.dict(os.environ, variables):
-            yield
 
 
 def _checked(port: Path, exam: Any, workers: Workers, limit: float) -> Report | str:

@@ -1,14 +1,15 @@
 """The correct ports whose halves are edited: nine of `tests.faults.outside`, two run files and two of other styles."""
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.faults import outside
-from tests.faults.outside.fault import FIELDS, defined
+from tests.faults.outside import PORTS as PORTS_OUTSIDE
+from tests.faults.outside.fault import FIELDS, port_texts
 
 from .source import Source
 
@@ -63,24 +64,17 @@ class ExamPort:
         return folder / self.port
 
 
-def _of_outside(name: str) -> ExamPort:
-    halves = {half: f"{name}_{half}.py" for half in HALVES}
-    texts = {file: (outside.fault.FOLDER / file).read_text() for file in halves.values()}
-    imports = "".join(
-        f"from {name}_{half} import {', '.join(sorted({*FIELDS[half]} & defined(texts[file])))}\n"
-        for half, file in halves.items()
-    )
-    return ExamPort(name, MappingProxyType({**texts, "port.py": imports}), "port.py", halves)
+def _port(name: str, texts: Mapping[str, str], port: str) -> ExamPort:
+    """Return a port of files, of which those of a half have its name as a word of theirs; or of one file."""
+    halves = {half: next((file for file in texts if half in re.split(r"[_.]", file)), port) for half in HALVES}
+    return ExamPort(name, MappingProxyType(dict(texts)), port, halves)
 
 
 def _of_files(name: str, files: tuple[str, ...]) -> ExamPort:
-    texts = {Path(file).name: (ROOT / file).read_text() for file in files}
-    port = Path(files[0]).name
-    halves = {half: next((file for file in texts if file.startswith(half)), port) for half in HALVES}
-    return ExamPort(name, MappingProxyType(texts), port, halves)
+    return _port(name, {Path(file).name: (ROOT / file).read_text() for file in files}, Path(files[0]).name)
 
 
 PORTS: Mapping[str, ExamPort] = {
-    **{name: _of_outside(name) for name in outside.PORTS},
+    **{name: _port(name, port_texts(name, ()), "port.py") for name in PORTS_OUTSIDE},
     **{name: _of_files(name, files) for name, files in FILES.items()},
 }

@@ -110,18 +110,24 @@ def _traced(names: Mapping[str, Any], model: torch.nn.Module, batch: Mapping[str
     """Return the digest of the loss with its gradients, or of a whole step."""
     function = _step if "torch_step" in names else _loss_and_gradients
     tensors = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
-    with _without_looks_at_values():
+    with _as_in_the_check():
         return graph_digest(lambda batch: function(names, model, batch), [dict(batch)], tensors)
 
 
 @contextmanager
-def _without_looks_at_values() -> Iterator[None]:
-    """Within the `with` statement, functions do not check the values of tensors, which a trace does not have."""
+def _as_in_the_check() -> Iterator[None]:
+    """Within the `with` statement, functions do not check the values of tensors, which a trace does not have.
+
+    New tensors are float64 there, as in the check.
+    """
     torch.distributions.Distribution.set_default_validate_args(False)
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
     try:
         with mock.patch.object(functional, "one_hot", _one_hot):
             yield
     finally:
+        torch.set_default_dtype(dtype)
         torch.distributions.Distribution.set_default_validate_args(__debug__)
 
 
