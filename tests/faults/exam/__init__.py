@@ -11,7 +11,6 @@ silent.txt    the mutants that the check says nothing of today
 
 from pathlib import Path
 
-from .equivalents import EQUIVALENTS
 from .ports import HALVES, PORTS, STEPS, WORLD_SIZE, ExamPort
 from .selection import COUNTS, Mutant, chosen, digest, share_of_exam
 
@@ -19,7 +18,6 @@ SILENT = Path(__file__).parent / "silent.txt"
 
 __all__ = [
     "COUNTS",
-    "EQUIVALENTS",
     "HALVES",
     "PORTS",
     "SILENT",

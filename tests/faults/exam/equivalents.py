@@ -4,8 +4,13 @@ At most 20 of the 700; all others are proved in `equivalence`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+import jax
+import optax
+import torch
+from jax import numpy as jnp
 
 MOST = 20
 
@@ -16,18 +21,44 @@ class Equivalent:
 
     Attributes:
         why: why both expressions are equal, for all inputs that can occur.
-        before, after: the edited expression and what replaces it, as functions of the same inputs.
-        shapes: shapes of the inputs.
-        low, high: bounds between which the inputs are drawn uniformly.
+        before, after: the edited expression and what replaces it, with their gradients where these are taken, as
+            functions of the same inputs.
+        shapes: shapes of the inputs, which are drawn from a normal distribution.
     """
 
     why: str
     before: Callable[..., Any]
     after: Callable[..., Any]
-    shapes: tuple[tuple[int, ...], ...] = field(default=((),))
-    low: float = -3.0
-    high: float = 3.0
+    shapes: tuple[tuple[int, ...], ...]
+
+
+def _huber(predictions: Any, targets: Any) -> Any:
+    return optax.huber_loss(predictions, targets, delta=0.5).mean()
+
+
+def _rates(**dtype: torch.dtype) -> Callable[[Any], Any]:
+    """Return a number times the rates of positions; integers become float64, PyTorch's default type in the check."""
+    return lambda x: torch.as_tensor(x) * 100.0 ** (-torch.arange(0, 8, 2, **dtype).double() / 8)
 
 
 # Name of a mutant, as `Mutant.name` -> why it is equivalent.
-EQUIVALENTS: dict[str, Equivalent] = {}
+EQUIVALENTS = {
+    "mlp/jax/arguments_swapped/37:29/0": Equivalent(
+        "the loss depends on the absolute error alone",
+        jax.jit(jax.value_and_grad(_huber)),
+        jax.jit(jax.value_and_grad(lambda predictions, targets: _huber(targets, predictions))),
+        ((8, 3), (8, 3)),
+    ),
+    "critics/jax/slice/17:34/0": Equivalent(
+        "jax clamps the index to the only column",
+        jax.jit(jax.value_and_grad(lambda x: jnp.square(x[:, 0]).sum())),
+        jax.jit(jax.value_and_grad(lambda x: jnp.square(x[:, 1]).sum())),
+        ((4, 1),),
+    ),
+    "encoder/torch/keyword_left_out/14:48/0": Equivalent(
+        "small integers are exact in each type, and division gives the default type",
+        _rates(dtype=torch.float64),
+        _rates(),
+        ((),),
+    ),
+}
