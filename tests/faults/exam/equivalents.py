@@ -32,8 +32,17 @@ class Equivalent:
     shapes: tuple[tuple[int, ...], ...]
 
 
-def _huber(predictions: Any, targets: Any) -> Any:
-    return optax.huber_loss(predictions, targets, delta=0.5).mean()
+def _swapped_huber(delta: float) -> Equivalent:
+    """Return the equivalence of Huber losses of (predictions, targets) and of (targets, predictions)."""
+
+    def before(predictions: Any, targets: Any) -> Any:
+        return optax.huber_loss(predictions, targets, delta=delta).mean()
+
+    def after(predictions: Any, targets: Any) -> Any:
+        return optax.huber_loss(targets, predictions, delta=delta).mean()
+
+    functions = (jax.jit(jax.value_and_grad(function)) for function in (before, after))
+    return Equivalent("the loss depends on the absolute error alone", *functions, ((8, 3), (8, 3)))
 
 
 def _rates(**dtype: torch.dtype) -> Callable[[Any], Any]:
@@ -43,12 +52,8 @@ def _rates(**dtype: torch.dtype) -> Callable[[Any], Any]:
 
 # Name of a mutant, as `Mutant.name` -> why it is equivalent.
 EQUIVALENTS = {
-    "mlp/jax/arguments_swapped/37:29/0": Equivalent(
-        "the loss depends on the absolute error alone",
-        jax.jit(jax.value_and_grad(_huber)),
-        jax.jit(jax.value_and_grad(lambda predictions, targets: _huber(targets, predictions))),
-        ((8, 3), (8, 3)),
-    ),
+    "mlp/jax/arguments_swapped/37:29/0": _swapped_huber(0.5),
+    "actor_critic/jax/arguments_swapped/62:35/0": _swapped_huber(0.2),
     "critics/jax/slice/17:34/0": Equivalent(
         "jax clamps the index to the only column",
         jax.jit(jax.value_and_grad(lambda x: jnp.square(x[:, 0]).sum())),
