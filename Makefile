@@ -3,6 +3,7 @@
 # make test-all and everything that takes longer
 # make test-without-torch what each command says in an environment without torch
 # make lint     ruff and the types
+# make mutants  the check's verdict on 700 edited ports  make mutants ARGS="--share 0.1 --scores scores.jsonl"
 # make bench    speed beside torch DDP and other JAX     make bench ARGS="--workloads mlp --replicas 2"
 # make gpu      all that takes a GPU, in 40 minutes      make gpu SMOKE=1   (tiny, on CPU devices)
 # make docs     the site, into site/
@@ -37,7 +38,7 @@ endef
 OLD_PROCESSOR := $(addprefix tests/equivalence/test_,matrix.py comm_hooks.py amp.py anomaly.py) \
 	$(addprefix tests/unit/,comm_hooks data nn optim) jaxddp/nn jaxddp/optim jaxddp/comm_hooks jaxddp/data
 
-.PHONY: train test test-all test-third test-old-processor test-without-torch lint bench gpu docs clean
+.PHONY: train test test-all test-third test-old-processor test-without-torch lint mutants bench gpu docs clean
 
 train: .venv/installed-train
 	$(BIN)/python -m jaxddp.train $(ARGS)
@@ -71,6 +72,10 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# With --scores a stopped run goes on where it was.
+mutants: .venv/installed-test
+	$(BIN)/python -m benchmarks.scoreboard --parts exam $(ARGS)
 
 bench: .venv/installed-test
 	$(BIN)/python -m benchmarks $(ARGS)

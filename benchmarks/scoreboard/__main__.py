@@ -2,6 +2,7 @@
 
 import fnmatch
 import importlib
+import os
 import shlex
 import sys
 import tempfile
@@ -9,13 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.scoreboard import threads
 from benchmarks.scoreboard.document import to_markdown
+from benchmarks.scoreboard.exam import ExamScore, exam_module, examine, silent_list
 from benchmarks.scoreboard.kept import Kept
 from benchmarks.scoreboard.mutants import Outcome, run_mutants
 from benchmarks.scoreboard.outside import OutsideScore, fault_module, score_outside
 from benchmarks.scoreboard.score import Question, Score, score
+from benchmarks.smoke import compile_faster
 from jaxddp import cli
 from jaxddp.errors import InputError, check_name
 from jaxddp.files import check_files, write_atomically
@@ -23,7 +27,7 @@ from jaxddp.parity.environment import environment
 from jaxddp.parity.workers import Workers
 
 PROG = "python -m benchmarks.scoreboard"
-PARTS = ("planted", "pairs", "uncatalogued", "outside", "clean", "threads", "mutants")
+PARTS = ("planted", "pairs", "uncatalogued", "outside", "clean", "threads", "exam", "mutants")
 # Scenarios and optimizers of the correct ports, in turn.
 CLEAN = (
     *(("mlp", "sgd"), ("mlp", "adamw"), ("tokens", "adamw"), ("convnet", "sgd"), ("mlp_accumulated", "sgd_nesterov")),
@@ -39,9 +43,11 @@ class ScoreboardOptions:
     """
 
     parts: tuple[str, ...] = PARTS
-    """planted | pairs | uncatalogued | outside | clean | threads | mutants."""
+    """planted | pairs | uncatalogued | outside | clean | threads | exam | mutants."""
     only: str = "*"
     """Run only the faults, pairs, correct ports ("seed 7"), threads and mutants whose name matches this pattern."""
+    share: float = 1.0
+    """Share of the exam's mutants to run; always the same ones."""
     clean_seeds: int = 100
     """Number of correct ports to check for false alarms."""
     clean_steps: int = 300
@@ -52,6 +58,8 @@ class ScoreboardOptions:
     """Write the scoreboard to this Markdown file."""
     threads_page: Path | None = None
     """Write the page of the public threads to this Markdown file, and the verdicts to tests/faults/threads."""
+    silent: Path | None = None
+    """Write the names of the exam's silent mutants to this file; it takes the whole exam."""
 
     def __post_init__(self) -> None:
         for part in self.parts:
@@ -59,9 +67,14 @@ class ScoreboardOptions:
         for name in ("clean_seeds", "clean_steps"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        if not 0 < self.share <= 1:
+            raise InputError(f"--share {self.share:g}: must be above 0 and at most 1")
+        if self.silent is not None and (self.share < 1 or self.only != "*" or "exam" not in self.parts):
+            raise InputError("--silent: needs the whole exam; leave out --only and --share, and let --parts have exam")
         marks = {
             "output": b"# Scoreboard of the parity check",
             "threads_page": b"# Public threads",
+            "silent": b"# Silent mutants",
             "scores": rb'\{"key": ',
         }
         check_files({f"--{name.replace('_', '-')}": (getattr(self, name), mark) for name, mark in marks.items()})
@@ -72,7 +85,7 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
     faults, kept = _faults("planted"), Kept(options.scores)
     scores: dict[str, list[Score]] = {}
     with Workers(4, "cpu") as workers, tempfile.TemporaryDirectory() as folder:
-        for part in (part for part in PARTS if part in options.parts and part not in ("outside", "mutants")):
+        for part in (part for part in PARTS if part in options.parts and part not in ("outside", "exam", "mutants")):
             scores[part] = []
             for question in _questions(part, faults, options, Path(folder)):
                 key = (part, *map(str, (question.label, question.scenario, question.optimizer)))
@@ -85,15 +98,18 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
                     print(_line(result), flush=True)
                 scores[part].append(result)
         outside = list(_outside(options, kept, workers)) if "outside" in options.parts else []
+    exam = list(_exam(options, kept)) if "exam" in options.parts else []
     outcomes = list(_mutants(options, kept)) if "mutants" in options.parts else []
-    if not outcomes and not outside and not any(scores.values()):
+    if not outcomes and not outside and not exam and not any(scores.values()):
         raise InputError(f"--only {options.only}: matches nothing in {', '.join(options.parts)}")
     command = shlex.join([*PROG.split(), *argv])
     about = {**environment(), "command": command, "date": kept.when()}
     agreements = _agreements(scores.get("threads", ()))
     if options.threads_page is not None:
         threads.write(_faults("threads").GROUPS, scores.get("threads", ()), options.threads_page)
-    text = to_markdown(scores, outside, outcomes, about, agreements)
+    if options.silent is not None:
+        write_atomically(options.silent, silent_list(options.silent, exam).encode())
+    text = to_markdown(scores, outside, outcomes, about, agreements, exam)
     if options.output is None:
         print(text)
     else:
@@ -158,6 +174,19 @@ def _outside(options: ScoreboardOptions, kept: Kept, workers: Workers) -> Iterat
             patched = "patched" if result.patched else ""
             print(f"{mark:10} {patched:8} {result.seconds:5.1f} s  {label:36} {where:50} {said}".rstrip(), flush=True)
         yield result
+
+
+def _exam(options: ScoreboardOptions, kept: Kept) -> Iterator[ExamScore]:
+    exam = exam_module()
+    mutants = exam.share_of_exam(options.share)
+    with mock.patch.dict(os.environ), Workers(exam.WORLD_SIZE, "cpu") as workers:
+        compile_faster()  # measured: 12 s of CPU time for the largest port, 20 s without it
+        for mutant in (mutant for mutant in mutants if fnmatch.fnmatch(mutant.name, options.only)):
+            if (result := kept.exam(("exam", mutant.name))) is None:
+                result = examine(mutant, workers)
+                kept.add(("exam", mutant.name), result)
+                print(f"{result.outcome:10} {result.seconds:5.1f} s  {mutant}  {result.said}".rstrip(), flush=True)
+            yield result
 
 
 def _mutants(options: ScoreboardOptions, kept: Kept) -> Iterator[Outcome]:

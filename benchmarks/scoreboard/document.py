@@ -3,6 +3,9 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from benchmarks.scoreboard.exam import ExamScore
+from benchmarks.scoreboard.exam import counts as counts_exam
+from benchmarks.scoreboard.exam import section as exam_section
 from benchmarks.scoreboard.mutants import Outcome
 from benchmarks.scoreboard.outside import OutsideScore, counts_of_patches
 from benchmarks.scoreboard.outside import counts as counts_outside
@@ -26,6 +29,7 @@ def to_markdown(
     mutants: Sequence[Outcome],
     environment: Mapping[str, str],
     agreements: Mapping[str, str],
+    exam: Sequence[ExamScore] = (),
 ) -> str:
     """Format the scoreboard.
 
@@ -35,13 +39,14 @@ def to_markdown(
         mutants: outcomes of the mutants of the project.
         environment: command, date, hardware and versions.
         agreements: public thread -> how far the check agrees with it.
+        exam: scores of the part "exam".
     """
     blocks = [
         "# Scoreboard of the parity check",
         f"`{environment['command']}`, {environment['date']}, {environment['hardware']}, Python "
         f"{environment['python']}, jax {environment['jax']}, flax {environment['flax']}, "
         f"optax {environment['optax']}, torch {environment['torch']}.",
-        table(["what", "number", "result"], _summary(parts, outside, mutants, agreements)),
+        table(["what", "number", "result"], _summary(parts, outside, mutants, agreements, exam)),
     ]
     for name, section in (("planted", _planted), ("pairs", _pairs), ("uncatalogued", _uncatalogued), ("clean", _clean)):
         if parts.get(name):
@@ -55,6 +60,7 @@ def to_markdown(
             "See [the page](threads.md).",
             table(("thread", "port", "names", "cause"), rows),
         ]
+    blocks += exam_section(exam) if exam else ()
     if mutants:
         outcomes = ([outcome.name, outcome.by if outcome.killed else "**survives**"] for outcome in mutants)
         blocks += ["## Mutants of jaxddp", table(["mutant", "killed by"], outcomes)]
@@ -66,6 +72,7 @@ def _summary(
     outside: Sequence[OutsideScore],
     mutants: Sequence[Outcome],
     agreements: Mapping[str, str],
+    exam: Sequence[ExamScore],
 ) -> Iterator[Sequence[object]]:
     if scores := parts.get("planted"):
         faults = _by_fault(scores)
@@ -89,6 +96,8 @@ def _summary(
         yield f"correct ports, {scores[0].question.steps} steps each", len(scores), f"{alarms} false alarms"
     if agreements:
         yield "public threads, re-enacted", len(agreements), counts_threads([*agreements.values()])
+    if exam:
+        yield "mutants of correct ports", len(exam), counts_exam(exam)
     if mutants:
         yield "mutants of jaxddp itself", len(mutants), f"{sum(o.killed for o in mutants)} killed by its tests"
 

@@ -10,10 +10,13 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scoreboard.exam import ExamScore
 from benchmarks.scoreboard.mutants import Outcome
 from benchmarks.scoreboard.outside import OutsideScore, Place
 from benchmarks.scoreboard.score import Question, Score
 from jaxddp.errors import InputError
+
+EXAM_FIELDS = dataclasses.fields(ExamScore)
 
 
 class Kept:
@@ -44,7 +47,7 @@ class Kept:
             except (ValueError, TypeError, KeyError):
                 raise InputError(f"{path}: line {number} is not a result of the scoreboard") from None
 
-    def add(self, key: tuple[str, ...], result: Score | OutsideScore | Outcome) -> None:
+    def add(self, key: tuple[str, ...], result: Score | OutsideScore | ExamScore | Outcome) -> None:
         """Add a result, and append it to the file."""
         fields = {field.name for field in dataclasses.fields(result)} - {"question", "fault"}
         values = {name: getattr(result, name) for name in sorted(fields)}
@@ -82,6 +85,11 @@ class Kept:
         """Return the outcome of a mutant; None if there is none yet."""
         entry = self._lines.get(key)
         return None if entry is None else Outcome(entry["name"], entry["killed"], entry["by"], entry["seconds"])
+
+    def exam(self, key: tuple[str, ...]) -> ExamScore | None:
+        """Return what became of a mutant of the exam; None if it was not run yet."""
+        entry = self._lines.get(key)
+        return None if entry is None else ExamScore(**{field.name: entry[field.name] for field in EXAM_FIELDS})
 
     def when(self) -> str:
         """Return the dates and commits of all results: "2026-01-31, commit 1a2b3c4"."""

@@ -62,6 +62,7 @@ def check(
     tell: Callable[[str], None] | None = None,
     flags: Sequence[str] = (),
     patch: bool = False,
+    causes: bool = True,
 ) -> Report:
     """Check that a port trains exactly like its torch original, and explain the differences.
 
@@ -87,6 +88,7 @@ def check(
             of a large model before it is used. None: print them on stderr; on a terminal, one line is rewritten.
         flags: flags of a run file's options and of its trainers: `["--layers", "2", "--lr", "0.1"]`.
         patch: whether to look for edits of the JAX side's files that remove the differences; no file is changed.
+        causes: whether to look for the causes of differences. The verdict does not depend on it, and takes less time.
 
     Returns:
         The report; errors in the port are among its problems and raise nothing here.
@@ -125,7 +127,7 @@ def check(
                     runs.in_float32()
         except Stopped:
             crew.end()
-        report = report_on(runs, crew, started, patch, remarks)
+        report = report_on(runs, crew, started, patch, remarks, causes)
         if workers is None and math.isfinite(stop.left):
             crew.end(patience=min(ENDING, stop.left))  # the report must not wait for processes beyond the limit
         return report
@@ -147,7 +149,14 @@ def _with_wide_arrays(runs: Runs, case: PortCase | Case, workers: Workers) -> tu
     return wide, (f"{listed(arrays)}: declared in float32. This check has them in float64, and nothing else differs.",)
 
 
-def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False, remarks: Sequence[str] = ()) -> Report:
+def report_on(
+    runs: Runs,
+    workers: Workers,
+    started: float,
+    patch: bool = False,
+    remarks: Sequence[str] = (),
+    causes: bool = True,
+) -> Report:
     """Return the report on these runs.
 
     Args:
@@ -156,6 +165,7 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False,
         started: start of the check, by `time.monotonic`.
         patch: whether to look for patches.
         remarks: sentences for the report.
+        causes: whether to look for the causes of differences.
     """
     progress, untried = runs.progress, [*runs.progress.untried()]
     with progress.stage(COMPARE):
@@ -165,8 +175,9 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False,
     searches = InterruptibleSearches(workers, problems, progress)
     if spoiled is not None and spoiled.side == "both":
         problems.append(on_both_sides(evidence, searches, spoiled))
-    differences = _different_starts(runs, evidence, searches) + find_differences(evidence, searches)
-    if differences and differences[0].stage == "local_loss" and not _in_catalogue(differences[0]) and spoiled is None:
+    differences = _different_starts(runs, evidence, searches) + find_differences(evidence, searches, causes=causes)
+    first_in_loss = bool(differences) and differences[0].stage == "local_loss"
+    if causes and first_in_loss and not _in_catalogue(differences[0]) and spoiled is None:
         details = filter(None, [differences[0].detail, searches.run(runs.crossed_names)])
         differences[0] = replace(differences[0], detail="; ".join(details))
     if spoiled is not None and spoiled.side != "both":
@@ -180,7 +191,7 @@ def report_on(runs: Runs, workers: Workers, started: float, patch: bool = False,
     semantic = any(difference.kind == "semantic" for difference in differences)
     if not semantic and not untried:  # rounding can be compared only if both sides mean the same, and over all steps
         differences += [one for one in numeric if one.stage not in {d.stage for d in differences}]
-        differences = explain_rounding(evidence, searches, numerics, differences)
+        differences = explain_rounding(evidence, searches, numerics, differences) if causes else differences
     free, rate_rounding = _free_running(runs, evidence, searches), evidence.judgement.rate_rounding
     if not semantic:
         differences += drifts(free, len(runs.jax), rate_rounding)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
         ("train", "", "jaxddp.train"),
         ("test", "test", "tests/equivalence/test_matrix.py tests/end_to_end"),
         ("lint", "dev", "mypy"),
+        ("mutants", "test", "benchmarks.scoreboard --parts exam"),
         ("gpu", "test", "benchmarks.gpu"),
         ("docs", "docs", "mkdocs build --strict"),
     ],

@@ -33,25 +33,29 @@ from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_u
 from jaxddp.parity.diagnosis.reduction.reduction_causes import SHOWN, ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
-from jaxddp.parity.findings import Difference, Problem
+from jaxddp.parity.findings import ORDER, Difference, Problem
 from jaxddp.parity.jax_side.child import Micro
 from jaxddp.parity.jax_side.port_lines import StepCollectives
 from jaxddp.parity.progress import CAUSES
 from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, Tensors, total_loss
 from jaxddp.parity.workers import Workers
 
+NOT_SEARCHED = "causes were not looked for"
 ENDED = f"the search was ended: {CUT_SHORT}"
 SEARCHING = "searching for the cause; Ctrl-C ends the search and prints what is known"
 REDUCTION_STEPS = 5  # steps whose micro-batches are replayed, from the first that differs
 
 
-def find_differences(evidence: Evidence, searches: InterruptibleSearches, layers: bool = True) -> list[Difference]:
+def find_differences(
+    evidence: Evidence, searches: InterruptibleSearches, layers: bool = True, causes: bool = True
+) -> list[Difference]:
     """Return every difference in the order of the stages, with its cause if it has been named.
 
     Args:
         evidence: records of both sides, compared.
         searches: runs the searches for causes; once they are ended, the remaining differences have no cause.
         layers: look for the first layer that differs.
+        causes: look for causes; False: return one difference without a cause for each stage that differs.
     """
     first = evidence.judgement.first
     if not evidence.judgement.residuals:
@@ -63,6 +67,10 @@ def find_differences(evidence: Evidence, searches: InterruptibleSearches, layers
         searches.problems += problems
     if not first:
         return []
+    if not causes:
+        stages = sorted(first, key=lambda stage: ORDER.index(stage.removeprefix("own_")))
+        differences = [one for stage in stages for one in as_differences(evidence, stage, None)]
+        return [replace(one, detail=joined(one.detail, NOT_SEARCHED)) for one in differences]
     with searches.progress.stage(CAUSES, f"{_in_words(first)}: {SEARCHING}"):
         differences = _explain_all(evidence, searches, layers)
     if searches.ended:

@@ -104,17 +104,25 @@ def line_of(text: str, snippet: str) -> int:
     return found[0]
 
 
-def write_files(port: str, edits: tuple[tuple[str, str], ...], folder: Path) -> Path:
-    """Write a port's two source files, one of them edited, and the port file that joins them; return its path."""
+def port_texts(port: str, edits: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Return the texts of a port's files by name: two source files, one of them edited, and "port.py" that joins them.
+
+    >>> [*port_texts("mlp", ())]
+    ['mlp_torch.py', 'mlp_jax.py', 'port.py']
+    """
     texts = {"torch": source(f"{port}_torch.py"), "jax": edited(port, edits)}
     lines = [f'"""Port of {port}_torch.py to JAX."""\n']
     for side, text in texts.items():
-        (folder / f"{port}_{side}.py").write_text(text)
         names = [name for name in FIELDS[side] if name in defined(text)]
         lines += [f"from {port}_{side} import {', '.join(names)}  # noqa: F401"]
-    path = folder / "port.py"
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    return {**{f"{port}_{side}.py": text for side, text in texts.items()}, "port.py": "\n".join(lines) + "\n"}
+
+
+def write_files(port: str, edits: tuple[tuple[str, str], ...], folder: Path) -> Path:
+    """Write the files of `port_texts`; return the path of the port file."""
+    for name, text in port_texts(port, edits).items():
+        (folder / name).write_text(text)
+    return folder / "port.py"
 
 
 def defined(text: str) -> set[str]:
