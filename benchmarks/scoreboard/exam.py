@@ -29,7 +29,7 @@ OF_VERDICTS = {"incomplete": "refused", "different": "different", "beyond": "bey
 
 @dataclass(frozen=True)
 class ExamScore:
-    """What becomes of a mutant.
+    """Outcome of a mutant.
 
     Attributes:
         name: name of the mutant: port/half/operator/line:column/variant.
@@ -47,7 +47,7 @@ class ExamScore:
 
     @property
     def half(self) -> str:
-        """The half that is edited, "jax" or "torch"."""
+        """Half that is edited, "jax" or "torch"."""
         return self.name.split("/")[1]
 
     @property

@@ -1,4 +1,4 @@
-"""What becomes of the mutants of the exam, and how it is kept, listed and printed."""
+"""Outcomes of the exam are kept, listed and printed."""
 
 from collections.abc import Callable
 from dataclasses import replace

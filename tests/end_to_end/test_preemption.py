@@ -102,9 +102,11 @@ def test_a_signal_during_the_test_after_an_epoch_of_one_step_saves(
 
     monkeypatch.setattr(tester.Tester, "after_epoch", signalled)
     before = signal.signal(signal.SIGTERM, fail)
-    with pytest.raises(SystemExit) as stopped:
-        train("--epochs", "9", "--global-batch-size", "1438", "--output", str(tmp_path / "run"))
-    signal.signal(signal.SIGTERM, before)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            train("--epochs", "9", "--global-batch-size", "1438", "--output", str(tmp_path / "run"))
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert stopped.value.code == 75
     assert saved_steps(tmp_path / "run")
 

@@ -40,7 +40,7 @@ from jaxddp.parity.progress import CAUSES
 from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, Tensors, total_loss
 from jaxddp.parity.workers import Workers
 
-NOT_SEARCHED = "causes were not looked for"
+NOT_SEARCHED = "a search, which this check leaves out"
 ENDED = f"the search was ended: {CUT_SHORT}"
 SEARCHING = "searching for the cause; Ctrl-C ends the search and prints what is known"
 REDUCTION_STEPS = 5  # steps whose micro-batches are replayed, from the first that differs
@@ -69,8 +69,8 @@ def find_differences(
         return []
     if not causes:
         stages = sorted(first, key=lambda stage: ORDER.index(stage.removeprefix("own_")))
-        differences = [one for stage in stages for one in as_differences(evidence, stage, None)]
-        return [replace(one, detail=joined(one.detail, NOT_SEARCHED)) for one in differences]
+        differences = [difference for stage in stages for difference in as_differences(evidence, stage, None)]
+        return [replace(difference, needs=NOT_SEARCHED) for difference in differences]
     with searches.progress.stage(CAUSES, f"{_in_words(first)}: {SEARCHING}"):
         differences = _explain_all(evidence, searches, layers)
     if searches.ended:

@@ -1,4 +1,4 @@
-"""The correct ports whose halves are edited: nine of `tests.faults.outside`, two run files and two of other styles."""
+"""List the correct ports to edit: nine of `tests.faults.outside`, two run files and two of other styles."""
 
 import ast
 import re

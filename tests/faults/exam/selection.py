@@ -1,4 +1,4 @@
-"""The mutants of the exam: edited halves of correct ports, chosen once and for all by the hash of their names."""
+"""Choose the mutants of the exam: edited halves of correct ports, once and for all, by the hash of their names."""
 
 import hashlib
 from collections import defaultdict

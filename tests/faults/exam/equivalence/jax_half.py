@@ -1,4 +1,4 @@
-"""What a JAX half is: its initial arrays, and its loss, derivative, optimizer and step as traced programs."""
+"""Hash a JAX half: initial arrays, and loss, derivative, optimizer and step as traced programs."""
 
 import inspect
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Which parts of a mutant's half a proof does not show to be those of the correct port."""
+"""List the parts of a mutant's half that no proof shows to be those of the correct port."""
 
 import tempfile
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a torch half is: its initial state, its traced loss and gradients, its optimizers and their schedules."""
+"""Hash a torch half: initial state, traced loss and gradients, optimizers and their schedules."""
 
 import warnings
 from collections.abc import Iterator, Mapping
