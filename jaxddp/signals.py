@@ -26,7 +26,8 @@ def ending(code: int) -> Iterator[None]:
     try:
         timer = threading.Timer(PATIENCE, os._exit, (code,))
         timer.daemon = True
-        timer.start()
+        with contextlib.suppress(RuntimeError):  # from Python 3.12 on, no thread starts while the interpreter ends
+            timer.start()
         yield
     finally:
         os._exit(code)

@@ -1,5 +1,6 @@
 """Join the processes of a run, through jax.distributed."""
 
+import atexit
 import contextlib
 import os
 import sys
@@ -71,15 +72,23 @@ def _leave(peers: Peers, line: HeldLine) -> None:
 
 
 def _exit_after_main(code: int) -> None:
-    """Exit when the main thread has ended; jax and Orbax would wait for the other processes, which end without."""
+    """Exit when the main thread has ended, without what jax and Orbax do at exit.
 
-    def run() -> None:
-        threading.main_thread().join()
+    Both would wait for the other processes. And jax's shutdown is a barrier: if the others have nothing left to do, they
+    wait at it, and would take this process's arrival for the end of the run.
+    """
+
+    def exit_now() -> None:
         with ending(code):
             sys.stdout.flush()
             sys.stderr.flush()
 
-    threading.Thread(target=run, name="exit", daemon=True).start()
+    def after_main() -> None:  # the main thread itself may be held up before atexit, by a thread that it waits for
+        threading.main_thread().join()
+        exit_now()
+
+    atexit.register(exit_now)  # what is registered last runs first
+    threading.Thread(target=after_main, name="exit", daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -72,6 +72,31 @@ def test_if_one_process_ends_before_its_time_the_other_says_so_and_ends_alike(
     assert time.monotonic() - started < 60  # jax's own patience: 100
 
 
+BUSY = """
+import threading
+from jaxddp.distributed import peers
+
+def late(thread, timeout=None, join=threading.Thread.join):
+    join(thread, timeout)
+    if thread is threading.main_thread():
+        time.sleep(20)
+
+threading.Thread.join = late  # a thread that waits for the end of the main thread wakes up late
+if number == 1:
+    peers.BEAT = 4.0  # half of it passes before this process answers a failure
+"""
+
+
+def test_a_process_that_fails_is_not_taken_for_one_that_is_done() -> None:
+    """jax leaves the run at exit too, which must not let the others pass that wait for the end of the run."""
+    ending, reason, code = ENDS["an error, when the other has nothing left to do"]
+    with two_processes(PROGRAM.replace("with joined", f"{BUSY}\nwith joined") + ending) as processes:
+        _, complained = processes[1].communicate(timeout=90)
+        processes[0].wait(90)
+    assert complained == f"error: {reason}\n"
+    assert [process.returncode for process in processes] == [code, code]
+
+
 STALL = """
     from jaxddp.distributed.stall import StallWatch
 
