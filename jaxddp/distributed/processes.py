@@ -74,8 +74,8 @@ def _leave(peers: Peers, line: HeldLine) -> None:
 def _exit_after_main(code: int) -> None:
     """Exit when the main thread has ended, without what jax and Orbax do at exit.
 
-    Both would wait for the other processes. And jax's shutdown is a barrier: if the others have nothing left to do, they
-    wait at it, and would take this process's arrival for the end of the run.
+    Both would wait for the other processes. And jax's shutdown is a barrier, at which others wait that have nothing
+    left to do: they would take this process's arrival for the end of the run.
     """
 
     def exit_now() -> None:
