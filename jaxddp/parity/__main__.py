@@ -22,7 +22,7 @@ from jaxddp import cli
 from jaxddp.errors import InputError, check_name, on_one_line
 from jaxddp.files import check_files, write_atomically
 from jaxddp.flags import parse_known, parse_plain
-from jaxddp.parity.findings import Problem
+from jaxddp.parity.findings import EXIT_CODES, Problem
 from jaxddp.parity.port.loading import check_flags_of_port
 from jaxddp.parity.port.names_block import with_names
 from jaxddp.parity.processes import import_quickly, start_imports
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 PROG = "python -m jaxddp.parity"
 MOST_REPLICAS = 64  # each is a torch process of 180 MB
 DIFF = b"# jaxddp.parity --patch\n"  # patch and git apply skip what is before a diff
-EXIT_CODES = {"equal": 0, "different": 1, "incomplete": 2}
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,8 @@ class CheckOptions:
 
     Without PORT.py, check jaxddp's own models. After a run file, its options and the trainers' flags for optimizer,
     schedule, batches and clipping may stand: --layers 2 --lr 0.1. Ctrl-C, SIGTERM and --limit end the check early, with
-    a report on what was found until then. Exit code 0: equal, 1: different, 2: could not be checked.
+    a report on what was found until then. Exit code 0: equal, or different only beyond the run; 1: different; 2: could
+    not be checked.
     """
 
     port: Annotated[Positional[Path | None], arg(metavar="PORT.py")] = None
@@ -77,6 +77,8 @@ class CheckOptions:
     """Number of processes that share jax's replicas, on CPU devices, as on several machines."""
     patch: Path | None = None
     """Look for edits of the JAX side that remove the differences, and write those that do to this file, as a diff."""
+    strict: bool = False
+    """Exit with 1 also if the port differs beyond the run or in what it starts from, unless its `intended` names it."""
     write_names: bool = False
     """Write the proposed table into PORT.py where names do not map, and check again."""
     seed: int = 0
@@ -154,8 +156,8 @@ def _main(options: CheckOptions, flags: Sequence[str], show_traceback: bool, sto
         print(f"report: {options.report}")
     if unusable:
         raise InputError(unusable[0].message, unusable[0].frames)
-    verdicts = {report.verdict for report in reports}
-    return next(EXIT_CODES[verdict] for verdict in ("different", "incomplete", "equal") if verdict in verdicts)
+    codes = {report.exit_code(options.strict) for report in reports}
+    return next(code for code in (EXIT_CODES["different"], EXIT_CODES["incomplete"], 0) if code in codes)
 
 
 def _check_port(options: CheckOptions, flags: Sequence[str], stop: Stop) -> Report:

@@ -217,6 +217,7 @@ def report_on(
         losses=_losses(runs),
         differences=tuple(differences),
         numerics=numerics,
+        intended=dict(runs.facts.intended),
         problems=tuple(problems),
         names=runs.names,
         no_twin=runs.no_twin,

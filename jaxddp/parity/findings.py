@@ -1,76 +1,19 @@
 """Findings of a check: plain data, from which the text, the page and the JSON file are made."""
 
-import linecache
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxddp.parity.catalogue import EDITS, FAULTS, Known, TorchOptimizer
-from jaxddp.parity.operations import Lines, SourceLine
-
-AROUND = 3  # lines before and after a quoted one
+from jaxddp.parity.coverage import Aspect, Beyond, Trial, WithoutEffect
+from jaxddp.parity.operations import Lines
+from jaxddp.parity.quote import Quote
 
 # Stages in the order in which a step computes them; a difference is reported at the first stage that shows it.
 ORDER = (
     *("samples", "hyperparameters", "local_loss", "local_gradients", "gradients", "clipped_gradients"),
     *("update", "outside_changes", "params", "buffers", "optimizer_state"),
 )
-
-
-@dataclass(frozen=True)
-class Quote:
-    """A line of a user's file, with the lines around it.
-
-    Attributes:
-        path, line: the file, and the number of the line in it.
-        first: number of the first line of `text`.
-        text: the line and up to `AROUND` lines before and after it; empty if the file is gone.
-    """
-
-    path: str
-    line: int
-    first: int = 1
-    text: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, line: SourceLine | None) -> "Quote | None":
-        """Return a line as it stands in its file."""
-        if line is None:
-            return None
-        linecache.checkcache(line.path)  # the user may have changed it since an earlier check
-        numbers = range(max(1, line.number - AROUND), line.number + AROUND + 1)
-        text = [linecache.getline(line.path, number).rstrip("\n") for number in numbers]
-        while text and not text[-1]:
-            text.pop()
-        return cls(line.path, line.number, numbers[0], tuple(text))
-
-    @property
-    def place(self) -> str:
-        """File and line: "model.py:21"."""
-        return str(SourceLine(self.path, self.line))
-
-    @property
-    def itself(self) -> str:
-        """Return the line without its indentation."""
-        index = self.line - self.first
-        return self.text[index].strip() if index < len(self.text) else ""
-
-    @property
-    def statement(self) -> str:
-        """Return the line with those after it that its brackets span, as far as they are known.
-
-        >>> Quote("port.py", 1, 1, ("tx = optax.chain(", "    optax.trace(0.9),", "    optax.scale(-1)", ")")).statement
-        'tx = optax.chain(optax.trace(0.9), optax.scale(-1))'
-        """
-        code = self.itself
-        for line in self.text[self.line - self.first + 1 :]:
-            if _open_brackets(code) <= 0:
-                return code
-            code += f"{'' if code.endswith(('(', '[', '{')) or line.strip()[:1] in tuple(')]}') else ' '}{line.strip()}"
-        return f"{code} ..." if _open_brackets(code) > 0 else code
-
-
-def _open_brackets(code: str) -> int:
-    return sum(x in "([{" for x in code) - sum(x in ")]}" for x in code)
+EXIT_CODES = {"equal": 0, "beyond": 0, "different": 1, "incomplete": 2}
 
 
 @dataclass(frozen=True)
@@ -241,7 +184,7 @@ class StageResult:
     tensors: dict[str, tuple[tuple[int, ...], float]] = field(default_factory=dict)
 
     @property
-    def is_beyond(self) -> bool:
+    def exceeds(self) -> bool:
         """Return whether a residual is larger than allowed."""
         return any(residual > self.allowed for residual in self.residuals)
 
@@ -283,6 +226,11 @@ class Findings:
         port: the port file, or the built-in model and optimizer.
         world_size, steps, dtype: settings of the run.
         stages: stage -> result, in the order of `ORDER`, for the stages that both sides show.
+        aspects: of `ASPECTS`, those that were looked at -> result.
+        trials: changes of the run under which both sides were compared, or why they were not.
+        beyond: what differs in these trials.
+        without_effect: operations of one side that no step exercised.
+        intended: what the port means to differ in, of `ASPECTS` and `TRIALS` -> its reason.
         unseen: stages that the port does not show because its `flax_step` computes them inside.
         losses: (torch's, jax's) loss per step, the mean over the replicas, each side running on its own.
         differences: in the order of the stages; empty if equal.
@@ -311,6 +259,11 @@ class Findings:
     losses: tuple[tuple[float, float], ...] = ()
     differences: tuple[Difference, ...] = ()
     numerics: dict[str, Numerics] = field(default_factory=dict)
+    aspects: dict[str, Aspect] = field(default_factory=dict)
+    trials: tuple[Trial, ...] = ()
+    beyond: tuple[Beyond, ...] = ()
+    without_effect: tuple[WithoutEffect, ...] = ()
+    intended: dict[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     names: dict[str, str] = field(default_factory=dict)
     no_twin: tuple[str, ...] = ()
@@ -326,13 +279,33 @@ class Findings:
 
     @property
     def verdict(self) -> str:
-        """Return "equal", "different", or "incomplete" if something was left uncompared.
+        """Return "equal", "beyond", "different", or "incomplete" if something was left uncompared.
 
-        A residual beyond what is allowed excludes "equal", whether or not a difference was made of it.
+        A residual larger than allowed excludes "equal", whether or not a difference was made of it.
 
         >>> Findings("port.py", 1, 1, "float64", {"update": StageResult(1e-12, (1e-3,))}).verdict
         'different'
         """
-        if self.differences or any(result.is_beyond for result in self.stages.values()):
+        if self.differences or any(result.exceeds for result in self.stages.values()):
             return "different"
-        return "incomplete" if self.problems or not self.stages or self.ended else "equal"
+        if self.problems or not self.stages or self.ended:
+            return "incomplete"
+        return "beyond" if self.beyond else "equal"
+
+    @property
+    def unintended(self) -> tuple[str, ...]:
+        """Return in what the port differs though every stage is equal, of `ASPECTS` and `TRIALS`, and not by intent.
+
+        >>> from dataclasses import replace
+        >>> findings = Findings("port.py", 1, 1, "float64", aspects={"initialisation": Aspect("differs")})
+        >>> findings.unintended, replace(findings, intended={"initialisation": "smaller"}).unintended
+        (('initialisation',), ())
+        """
+        kinds = [name for name, aspect in self.aspects.items() if aspect.verdict == "differs"]
+        kinds += [beyond.trial.kind for beyond in self.beyond]
+        return tuple(kind for kind in dict.fromkeys(kinds) if kind not in self.intended)
+
+    def exit_code(self, strict: bool = False) -> int:
+        """Return the exit code of a command; with `strict`, 1 if the port differs in anything by accident."""
+        code = EXIT_CODES[self.verdict]
+        return 1 if strict and code == 0 and self.unintended else code

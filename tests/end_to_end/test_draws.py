@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxddp.parity.__main__ import EXIT_CODES
 from jaxddp.parity.cases import PortCase
+from jaxddp.parity.findings import EXIT_CODES
 from jaxddp.parity.port import Port, PortFile
 from jaxddp.parity.port.draws import ENTRY, DrawnSource
 from jaxddp.parity.runs import Runs

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from jaxddp.parity import records
-from jaxddp.parity.__main__ import EXIT_CODES, CheckOptions, _main, run
+from jaxddp.parity.__main__ import CheckOptions, _main, run
 from jaxddp.parity.cases import builtin_cases
 from jaxddp.parity.diagnosis import differences
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
+from jaxddp.parity.findings import EXIT_CODES
 from jaxddp.parity.progress import CAUSES, Progress
 from jaxddp.parity.report.json_form import from_json, to_json
 from jaxddp.parity.stopping import Stop, Stopped

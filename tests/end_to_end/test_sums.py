@@ -166,7 +166,7 @@ def test_a_cell_with_one_bias_is_equal_but_for_an_update(tmp_path: Path, workers
     (cause,) = (one.cause for one in report.differences)
     assert cause is not None
     assert cause.says == ("torch moves rnn.bias_ih_l0, rnn.bias_hh_l0 by an update each, jax their sum by one",)
-    assert {stage for stage, result in report.stages.items() if result.is_beyond} == {"update"}
+    assert {stage for stage, result in report.stages.items() if result.exceeds} == {"update"}
 
 
 EQUAL: dict[str, tuple[tuple[Change, ...], str]] = {

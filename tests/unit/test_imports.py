@@ -116,9 +116,10 @@ ORDER = [
     ["collectives", "layers", "losses", "schedules"],  # public names of modules in the folders
 ]
 PARITY_ORDER = [
-    ["lazy_arrays"],
-    ["stored_tensors", "sums"],
-    ["port", "records", "excerpts", "fingerprints", "catalogue", "environment", "family", "stopping", "operations"],
+    ["lazy_arrays", "operations"],
+    ["stored_tensors", "sums", "quote"],
+    ["coverage"],
+    ["port", "records", "excerpts", "fingerprints", "catalogue", "environment", "family", "stopping"],
     ["user_code"],
     ["processes", "case_interface", "findings", "convert", "progress"],
     ["torch_side", "compare", "report"],
@@ -142,6 +143,8 @@ NEITHER = (
     "excerpts.py",
     "fingerprints.py",
     "operations.py",
+    "quote.py",
+    "coverage.py",
     "family.py",
     "findings.py",
     "progress.py",

@@ -102,7 +102,7 @@ class Judgement:
             stage: stage_result(steps[stage], self.allowed(stage), self.shapes) for stage in ORDER if stage in steps
         }
 
-    def beyond(self) -> Iterator[tuple[str, Located]]:
+    def exceeding(self) -> Iterator[tuple[str, Located]]:
         """Yield where each stage first differs by more than is allowed, although no stage was found to differ."""
         for stage, result in self.results(alone=True).items():
             steps = enumerate(result.residuals, start=1)

@@ -8,8 +8,9 @@ from jaxddp.parity.compare.judge import Located
 from jaxddp.parity.compare.patterns import pattern
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
-from jaxddp.parity.findings import Cause, Difference, Quote
+from jaxddp.parity.findings import Cause, Difference
 from jaxddp.parity.operations import Lines
+from jaxddp.parity.quote import Quote
 from jaxddp.parity.records import KIND, NUMBER
 from jaxddp.parity.user_code.stated import where_stated
 

@@ -79,8 +79,8 @@ def find_differences(
 
 
 def unexplained(evidence: Evidence) -> Iterator[Difference]:
-    """Yield a difference for each stage beyond what is allowed, for a check that has found none and no problem."""
-    for stage, located in evidence.judgement.beyond():
+    """Yield a difference for each stage that exceeds what is allowed, if a check has found none and no problem."""
+    for stage, located in evidence.judgement.exceeding():
         yield from as_differences(evidence, stage, None, located)
 
 

@@ -12,6 +12,7 @@ from jaxddp.config.choices import LOSS_NORMALIZATIONS, OPTIMIZERS
 from jaxddp.config.ranges import check_range
 from jaxddp.data.batches import of_batches, to_arrays
 from jaxddp.errors import InputError, check_name
+from jaxddp.parity.coverage import ASPECTS, DECISIVE, TRIALS
 from jaxddp.parity.port.rules import Names, check_names
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 Arrays = Mapping[str, np.ndarray]
 Side = Literal["torch", "jax"]
+INTENDED = sorted({*ASPECTS, *TRIALS} - {*DECISIVE})  # what a port may mean to differ in
 PREFIX = {"torch": "torch", "jax": "flax"}  # prefixes of names in a port file, by side
 
 
@@ -37,6 +39,7 @@ class Facts:
         moves_weights: torch's loss, or a `torch_step`, changes parameters of a large model in place.
         no_twin: constants that are not compared.
         unchecked: flags that a run file sets, and that the check leaves out.
+        intended: what the port means to differ in, and its reason, in pairs.
     """
 
     accumulation_steps: int = 1
@@ -53,6 +56,7 @@ class Facts:
     moves_weights: bool = False
     no_twin: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
+    intended: tuple[tuple[str, str], ...] = ()
 
 
 def missing_names(given: Collection[str]) -> list[str]:
@@ -124,6 +128,8 @@ class Port:
         transpose_kernel: see `jaxddp.parity.convert.Converter`.
         no_twin: names of constants, such as causal masks, that one of the two models holds as a buffer.
         unchecked: flags for the trainers that the check leaves out, which the report names; set for a run file.
+        intended: what the port means to differ in -> its reason: "initialisation", "rates" after the
+            run's length, or another kind of trial beyond the run, of `jaxddp.parity.coverage.TRIALS`.
 
     Raises:
         InputError: a field has the wrong kind or value, or contradicts another.
@@ -158,6 +164,7 @@ class Port:
     transpose_kernel: Collection[str] = ()
     no_twin: Collection[str] = ()
     unchecked: tuple[str, ...] = ()
+    intended: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check_functions()
@@ -188,6 +195,15 @@ class Port:
         if (self.flax_restore is None) != (self.restore_at is None):
             raise InputError("restore_at: must be given with flax_restore, as the number of steps before its call")
         check_names(self.names)
+        self._check_intended()
+
+    def _check_intended(self) -> None:
+        if not isinstance(self.intended, Mapping):
+            raise InputError(f"intended: must be a dictionary, and is {type(self.intended).__name__}")
+        for name, why in self.intended.items():
+            check_name("intended", name, INTENDED)
+            if not isinstance(why, str) or not why.strip():
+                raise InputError(f'intended: {name}: must have a reason, as in {{"{name}": "as in the paper"}}')
 
     def _check_step(self) -> None:
         """Raise if a port with a `torch_step` has a field that the step replaces, or lacks one that it needs."""
@@ -241,6 +257,7 @@ class Port:
             clips_inside=inside,
             no_twin=tuple(self.no_twin),
             unchecked=self.unchecked,
+            intended=tuple(self.intended.items()),
         )
 
     @property

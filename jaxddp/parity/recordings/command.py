@@ -17,7 +17,6 @@ from jaxddp.parity.report.page import to_html
 
 WORD = "compare"
 PROG = f"python -m jaxddp.parity {WORD}"
-EXIT_CODES = {"equal": 0, "different": 1, "incomplete": 2}
 
 
 @dataclass(frozen=True)
@@ -62,4 +61,4 @@ def main(argv: Sequence[str]) -> int:
     if options.report is not None:
         write_atomically(options.report, to_html(report).encode())
         print(f"report: {options.report}")
-    return EXIT_CODES[report.verdict]
+    return report.exit_code()

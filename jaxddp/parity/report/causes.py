@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 
 from jaxddp.parity.catalogue import EDITS, FAULTS, Fault
-from jaxddp.parity.findings import Cause, Difference, Layer, Patch, Quote
+from jaxddp.parity.findings import Cause, Difference, Layer, Patch
+from jaxddp.parity.quote import Quote
 from jaxddp.parity.report import words
 from jaxddp.parity.report.markup import Html, join, tag, with_code
 from jaxddp.parity.report.numbers import apart, number

@@ -10,6 +10,7 @@ from jaxddp.errors import on_one_line
 from jaxddp.parity.findings import ORDER, Cause, Difference, Findings, Patch
 from jaxddp.parity.port.names_block import import_line, names_block, no_twin_line
 from jaxddp.parity.report import words
+from jaxddp.parity.report.coverage_words import aspects, beyond_lines, cells, sentences, without_effect_line
 from jaxddp.parity.report.numbers import apart, count, number, ratio
 from jaxddp.parity.report.words import STAGE_NAMES, Status
 
@@ -19,6 +20,7 @@ REST = " [in full: --report, --json]"
 TENSOR_WIDTH = 32
 MOST_EDITED = 8  # lines of a patch that are shown
 MOST_DIFFERENCES, MOST_PROBLEMS = 2, 3  # shown in full
+MOST_WITHOUT_EFFECT = 10  # lines
 
 # Columns of the table of checks: heading -> stages; a column shows the worst of its stages.
 COLUMNS = {
@@ -69,7 +71,9 @@ def to_text(findings: Findings) -> str:
     stages = [name for name in ORDER if words.status(findings, name) is not Status.ABSENT or name in findings.stages]
     if stages:
         lines += [f"{'stage':<17}  {'worst':>6}  {'step':>5}  {'allowed':>7}  {'verdict':<19}  tensor"]
-        lines += [_stage_line(findings, stage) for stage in stages] + [""]
+        lines += [_stage_line(findings, stage) for stage in stages]
+        lines += [_line(name, *cells(aspect), aspect.verdict, aspect.tensor) for name, aspect in aspects(findings)]
+        lines += [""]
     lines += list(_verdict_lines(findings))
     if findings.seconds:
         lines.append(f"{findings.seconds:.1f} s")
@@ -111,11 +115,15 @@ def cut(text: str, width: int) -> str:
 def _stage_line(findings: Findings, stage: str) -> str:
     peak = words.peak(findings, stage)
     verdict = f"{words.status(findings, stage)}{words.steps_of_all(findings, stage)}"
-    cells = ("-", "-", "-", "")
+    numbers = ("-", "-", "-", "")
     if peak is not None:
         at = f"{peak.step}" if peak.residual > 0 else "-"
-        cells = (number(peak.residual), at, number(peak.allowed), cut(peak.tensor, TENSOR_WIDTH))
-    worst, step, allowed, tensor = cells
+        numbers = (number(peak.residual), at, number(peak.allowed), cut(peak.tensor, TENSOR_WIDTH))
+    worst, step, allowed, tensor = numbers
+    return _line(stage, worst, step, allowed, verdict, tensor)
+
+
+def _line(stage: str, worst: str, step: str, allowed: str, verdict: str, tensor: str) -> str:
     return f"{STAGE_NAMES[stage]:<17}  {worst:>6}  {step:>5}  {allowed:>7}  {verdict:<19}  {tensor}"
 
 
@@ -124,7 +132,11 @@ def _verdict_lines(findings: Findings) -> Iterator[str]:
     others = [problem for problem in findings.problems if not problem.leads]
     yield from (f"problem: {problem}" for problem in leading)
     if not findings.differences:
-        yield f"{words.verdict_word(findings)}: {words.sentence(findings)}"
+        yield f"{words.verdict_word(findings)}: {' '.join([words.sentence(findings), *sentences(findings)])}"
+        yield from beyond_lines(findings)
+        yield from map(without_effect_line, findings.without_effect[:MOST_WITHOUT_EFFECT])
+        if (rest := len(findings.without_effect) - MOST_WITHOUT_EFFECT) > 0:
+            yield f"without effect in this run: {count(rest, 'further operation')} [--report, --json]"
     groups = words.groups(findings.differences)
     for group in groups[:MOST_DIFFERENCES]:
         yield from _difference_lines(group)
@@ -154,7 +166,8 @@ def _difference_lines(group: list[Difference]) -> Iterator[str]:
     first = group[0]
     kind = "different in rounding" if first.kind == "numeric" else "different"
     residual = f"residual {number(first.residual, 2)}, allowed {number(first.allowed)}"
-    yield f"{kind}: {words.where(first)}{'' if first.not_finite else f': {residual}'}"
+    measured = not first.not_finite and not math.isnan(first.residual)
+    yield f"{kind}: {words.where(first)}{f': {residual}' if measured else ''}"
     if first.detail:
         yield f"  {first.detail}"
     causes = [difference.cause for difference in group if difference.cause]

@@ -5,16 +5,24 @@ are the numbers? How was the check run?
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
 from jaxddp.parity.findings import ORDER, Findings, Problem
 from jaxddp.parity.report import words
 from jaxddp.parity.report.causes import difference_card
+from jaxddp.parity.report.coverage_words import beyond_lines, sentences
 from jaxddp.parity.report.markup import Html, join, tag, with_code
 from jaxddp.parity.report.numbers import count, number
 from jaxddp.parity.report.pictures import ResidualAxis, draw_residuals
-from jaxddp.parity.report.tables import losses_section, numerics_section, rows, scroll_box, tensors_section
+from jaxddp.parity.report.tables import (
+    coverage_section,
+    losses_section,
+    numerics_section,
+    rows,
+    scroll_box,
+    tensors_section,
+)
 from jaxddp.parity.report.words import STAGE_NAMES, Status
 
 # Stages in the order of the data flow; the stages of one group are parallel.
@@ -36,7 +44,13 @@ SIGNS = {
     Status.UNSEEN: ("unseen", "○"),
     Status.ABSENT: ("absent", "·"),
 }
-VERDICT_SIGNS = {"equal": "equal", "different": "different", "different in rounding": "numeric", "incomplete": "unseen"}
+VERDICT_SIGNS = {
+    "equal": "equal",
+    "beyond": "numeric",
+    "different": "different",
+    "different in rounding": "numeric",
+    "incomplete": "unseen",
+}
 
 BEGIN = "<!doctype html>\n<!-- jaxddp.parity report -->\n"
 MARK = BEGIN.encode()
@@ -81,6 +95,7 @@ def _content(findings: Findings) -> Html:
         [difference_card(group) for group in words.groups(findings.differences)],
         _problems_section([problem for problem in findings.problems if not problem.leads]),
         _stages_section(findings),
+        coverage_section(findings),
         tensors_section(findings),
         losses_section(findings),
         numerics_section(findings),
@@ -98,12 +113,17 @@ def _header(findings: Findings) -> Html:
         "header",
         tag("p", "Parity of torch and jax: ", tag("b", findings.port), f", {', '.join(setting)}", class_="setting"),
         tag("h1", tag("span", sign, class_="sign", aria_hidden="true"), word.capitalize()),
-        tag("p", with_code(words.sentence(findings)), class_="sentence"),
+        tag("p", with_code(" ".join([words.sentence(findings), *_coverage(findings)])), class_="sentence"),
+        [tag("p", with_code(line.capitalize()), class_="sentence") for line in beyond_lines(findings)],
         tag("p", tag("b", "Fix: "), with_code("; or ".join(cause.fixes)), class_="sentence") if cause else "",
         tag("p", _meaning(findings), class_="note") if findings.differences else "",
         tag("p", tag("b", "Incomplete: "), words.ended(findings)) if findings.ended and findings.differences else "",
         class_=f"verdict {kind}",
     )
+
+
+def _coverage(findings: Findings) -> Iterable[str]:
+    return () if findings.differences else sentences(findings)
 
 
 def _meaning(findings: Findings) -> str:

@@ -1,10 +1,12 @@
 """Tables of the page: tensors, losses, and rounding in float32."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from jaxddp.parity.coverage import Trial
 from jaxddp.parity.findings import ORDER, Findings
 from jaxddp.parity.records import relative
+from jaxddp.parity.report.coverage_words import aspects, cells, without_effect_line
 from jaxddp.parity.report.markup import Html, breakable, join, tag
 from jaxddp.parity.report.numbers import count, number, ratio
 from jaxddp.parity.report.pictures import ResidualAxis, draw_losses, draw_residuals
@@ -68,6 +70,35 @@ def tensors_section(findings: Findings) -> Html:
     return tag(
         "section", tag("h2", "Tensors"), tag("p", note, class_="note"), _folded("tensor", heading, lines, "tensors")
     )
+
+
+def coverage_section(findings: Findings) -> Html:
+    """Render what was compared beside the run's steps, the trials beyond it, and what had no effect in it."""
+    of_aspects = [
+        (STAGE_NAMES[name], aspect.verdict, *cells(aspect), aspect.tensor, " ".join(aspect.says))
+        for name, aspect in aspects(findings)
+    ]
+    differing = {trial.what for beyond in findings.beyond for trial in (beyond.trial, *beyond.others)}
+
+    def verdict(trial: Trial) -> str:
+        return "not tried" if trial.left_out else "differs" if trial.what in differing else "equal"
+
+    of_trials = [(trial.what, verdict(trial), trial.left_out) for trial in findings.trials]
+    idle = [(without_effect_line(operation),) for operation in findings.without_effect]
+    parts = [
+        _plain_table("Beside the steps", ("what", "verdict", "worst", "step", "allowed", "tensor", "says"), of_aspects),
+        _plain_table("Beyond the run", ("trial", "verdict", "why not"), of_trials),
+        _plain_table("Without effect in the run", ("operation",), idle),
+    ]
+    return join(*parts)
+
+
+def _plain_table(title: str, names: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> Html:
+    if not lines:
+        return Html()
+    heading = tag("tr", [tag("th", name, scope="col") for name in names])
+    table = tag("table", tag("thead", heading), tag("tbody", rows(lines, heading=True)))
+    return tag("section", tag("h2", title), scroll_box(title.lower(), table))
 
 
 def losses_section(findings: Findings) -> Html:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from jaxddp.parity.coverage import ASPECTS, Beyond
 from jaxddp.parity.findings import ORDER, Cause, Difference, Findings, Layer, LeftOut, Patch, StageResult
 from jaxddp.parity.report.numbers import count, number, runs
 
-STAGE_NAMES = {stage: stage.replace("_", " ") for stage in ORDER} | {"params": "parameters"}
+STAGE_NAMES = {stage: stage.replace("_", " ") for stage in (*ORDER, *ASPECTS)} | {"params": "parameters"}
+HAS = (", the reference has ", "; the reference has ")  # what stands before it is jax's
 RATE_MENTIONED = 1e-12  # smaller rounding errors of the learning rate are not mentioned
 
 
@@ -95,7 +97,7 @@ def is_numeric(findings: Findings) -> bool:
 def sentence(findings: Findings) -> str:
     """Describe the verdict in a sentence: the first difference and its cause, or the largest residual if equal."""
     if not findings.differences:
-        return _agreement(findings) if findings.verdict != "different" else _beyond(findings)
+        return _agreement(findings) if findings.verdict != "different" else _exceeding(findings)
     first = findings.differences[0]
     text = f"{where(first)}{_why(first)}"
     if len(findings.differences) > 1:
@@ -120,7 +122,8 @@ def where(difference: Difference) -> str:
     verb = "round" if difference.kind == "numeric" else "differ"
     manner = " differently" if difference.kind == "numeric" else ""
     tensor = f" in {difference.tensor}" if difference.tensor else ""
-    return f"The {name} {verb}{'' if plural else 's'}{manner}, first at step {difference.step}{tensor}"
+    step = f", first at step {difference.step}" if difference.step else ""  # types, and a start, have none
+    return f"The {name} {verb}{'' if plural else 's'}{manner}{step}{tensor}"
 
 
 def groups(differences: Sequence[Difference]) -> list[list[Difference]]:
@@ -160,9 +163,9 @@ def _agreement(findings: Findings) -> str:
     return " ".join(filter(None, parts))
 
 
-def _beyond(findings: Findings) -> str:
-    """Describe a residual beyond what is allowed of which no difference was made."""
-    stage = next(stage for stage, result in findings.stages.items() if result.is_beyond)
+def _exceeding(findings: Findings) -> str:
+    """Describe a residual larger than allowed of which no difference was made."""
+    stage = next(stage for stage, result in findings.stages.items() if result.exceeds)
     residual, step = worst(findings.stages[stage])
     sizes = f"residual {number(residual, 2)} at step {step}, allowed {number(findings.stages[stage].allowed)}"
     return f"The {STAGE_NAMES[stage]} of the two sides is not equal: {sizes}; no earlier stage explains it."
@@ -206,10 +209,10 @@ def ended(findings: Findings) -> str:
     return f"Ended early by {findings.ended}, after {findings.seconds:.0f} s; not done: {'; '.join(findings.untried)}."
 
 
-def said(cause: Cause, says: str) -> str:
+def said(cause: Cause | Beyond, says: str) -> str:
     """Return what the cause says, with the lines of both sides.
 
-    >>> from jaxddp.parity.findings import Quote
+    >>> from jaxddp.parity.quote import Quote
     >>> cause = Cause(("number",), (), (), 0.0, jax=Quote("model_jax.py", 34), torch=Quote("model.py", 21))
     >>> said(cause, "leaky_relu's negative_slope 0.2, the reference has 0.01")
     "leaky_relu's negative_slope 0.2 at model_jax.py:34, the reference has 0.01 at model.py:21"
@@ -219,7 +222,7 @@ def said(cause: Cause, says: str) -> str:
     'Nesterov momentum in the reference only (jax: model_jax.py:34, torch: model.py:21)'
     """
     jax, torch = (f" at {quote.place}" if quote else "" for quote in (cause.jax, cause.torch))
-    begin, has, end = says.partition(", the reference has ")
+    begin, has, end = next(filter(lambda parts: parts[1], map(says.partition, HAS)), (says, "", ""))
     if has:
         return f"{begin}{jax}{has}{end}{torch}"
     if "the reference" in says:

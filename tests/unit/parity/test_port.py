@@ -54,6 +54,21 @@ def test_load_port_reads_the_fields_from_the_file(tmp_path: Path) -> None:
     assert first.keys() == second.keys()
 
 
+@pytest.mark.parametrize(
+    ("intended", "message"),
+    [
+        ({"initialization": "x"}, "intended initialization: unknown; did you mean initialisation?"),
+        ({"types": "x"}, "intended types: unknown"),
+        ({"initialisation": ""}, "intended: initialisation: must have a reason"),
+        (["initialisation"], "intended: must be a dictionary, and is list"),
+    ],
+)
+def test_what_a_port_means_to_differ_in_is_named_with_its_reason(intended: Any, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        port(intended=intended)
+    assert port(intended={"gradients": "as in the paper"}).facts.intended == (("gradients", "as in the paper"),)
+
+
 RUN = (
     FILE.partition("def batch")[0]
     + """

@@ -311,7 +311,7 @@ def test_gradients_that_cancel_between_replicas_are_shown_given_the_local_ones()
         record["gradients"] = {name: value.mean(0) for name, value in record["local_gradients"].items()}
         record["clipped_gradients"] = Clipping(CLIP).clip(record["gradients"])
     judgement = judged(theirs, ours, CLIPPED)
-    assert not judgement.first and not [*judgement.beyond()]
+    assert not judgement.first and not [*judgement.exceeding()]
     together, alone = (judgement.results(alone=alone)["gradients"] for alone in (False, True))
     assert max(together.residuals) > together.allowed and max(alone.residuals) < 1e-15
 
@@ -322,6 +322,6 @@ def test_a_stage_that_nothing_judges_by_its_inputs_is_beyond() -> None:
 
     judgement = ruled(change, Facts(clip_grad_norm=CLIP, custom_step=True))
     assert not judgement.first
-    ((stage, located),) = judgement.beyond()
+    ((stage, located),) = judgement.exceeding()
     assert (stage, located.step, located.tensor) == ("optimizer_state", STEPS, "exp_avg:fc.bias")
     assert located.residual > located.allowed == ALLOWED["optimizer_state"]

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
-from jaxddp.parity.findings import Cause, Difference, Quote
+from jaxddp.parity.findings import Cause, Difference
 from jaxddp.parity.patch import proposals
 from jaxddp.parity.patch.proposals import Proposals
+from jaxddp.parity.quote import Quote
 
 CAUSE = Cause(("number",), ("a factor 1, the reference has 2",), ("",), 0.0)
 

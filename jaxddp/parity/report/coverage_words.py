@@ -1,0 +1,90 @@
+"""Words for what a check looked at beside the steps of its run."""
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from jaxddp.errors import listed
+from jaxddp.parity.coverage import ASPECTS, Aspect, Beyond, Trial, WithoutEffect
+from jaxddp.parity.findings import ORDER, Findings
+from jaxddp.parity.report.numbers import count, number
+from jaxddp.parity.report.words import STAGE_NAMES, said
+
+MOST_REASONS = 3  # of trials that were left out, in a sentence
+
+
+def aspects(findings: Findings) -> list[tuple[str, Aspect]]:
+    """Return the aspects that were looked at, in the order of the report."""
+    return [(name, findings.aspects[name]) for name in ASPECTS if name in findings.aspects]
+
+
+def cells(aspect: Aspect) -> tuple[str, str, str]:
+    """Return residual, step and allowed residual of an aspect, "-" for what it does not have.
+
+    >>> cells(Aspect("differs", residual=0.9, step=500, allowed=1e-9)), cells(Aspect("equal"))
+    (('0.9', '500', '1e-9'), ('-', '-', '-'))
+    """
+    return number(aspect.residual), f"{aspect.step}" if aspect.step else "-", number(aspect.allowed)
+
+
+def sentences(findings: Findings) -> Iterator[str]:
+    """Yield what the verdict covers beside the run's steps, and what not, each in a sentence."""
+    for name, aspect in aspects(findings):
+        if aspect.verdict != "equal":
+            yield from (
+                f"{says} (intended: {findings.intended[name]})" if name in findings.intended else says
+                for says in aspect.says
+            )
+    compared = [trial for trial in findings.trials if not trial.left_out]
+    differing = {trial.what for beyond in findings.beyond for trial in (beyond.trial, *beyond.others)}
+    if equal := [trial for trial in compared if trial.what not in differing]:
+        kinds = listed([*dict.fromkeys(trial.kind.replace("_", " ") for trial in equal)], joint=", ")
+        yield f"Equal beyond the run too, in {count(len(equal), 'trial')} ({kinds})."
+    if left_out := [trial for trial in findings.trials if trial.left_out]:
+        yield f"Not tried beyond the run: {listed([*map(_left_out, left_out)], MOST_REASONS, '; ')}."
+
+
+def _left_out(trial: Trial) -> str:
+    return f"{trial.what.removeprefix('with ')}, since {trial.left_out}"
+
+
+def beyond_line(beyond: Beyond, intended: str = "") -> str:
+    """Describe in a line what differs in a trial.
+
+    Args:
+        intended: why the port means to differ in it; "": it does not.
+
+    >>> from jaxddp.parity.quote import Quote
+    >>> trial, says = Trial("gradients", "with gradients 1000 times as large"), "clip_by_global_norm(100)"
+    >>> where = ("update", "0.weight", 0.9, 1e-12)
+    >>> print(beyond_line(Beyond(trial, *where)))
+    beyond this run, with gradients 1000 times as large: the update differs in 0.weight, residual 0.9
+    >>> line = beyond_line(Beyond(trial, *where, f"{says}; the reference has none", Quote("port.py", 17)))
+    >>> print(line.partition("0.9: ")[2])
+    clip_by_global_norm(100) at port.py:17; the reference has none
+    """
+    name = STAGE_NAMES.get(beyond.stage, beyond.stage)
+    tensor = f" in {beyond.tensor}" if beyond.tensor and beyond.tensor != "loss" else ""
+    verb = "differ" if name.endswith("s") and not name.endswith("ss") else "differs"
+    residual = "" if math.isnan(beyond.residual) else f", residual {number(beyond.residual)}"
+    why = f": {said(beyond, beyond.says)}" if beyond.says else ""
+    others = "".join(f"; also {trial.what}" for trial in beyond.others)
+    why = f"{why}{others}{f' (intended: {intended})' if intended else ''}"
+    return f"beyond this run, {beyond.trial.what}: the {name} {verb}{tensor}{residual}{why}"
+
+
+def without_effect_line(idle: WithoutEffect) -> str:
+    """Describe in a line an operation that had no effect.
+
+    >>> from jaxddp.parity.quote import Quote
+    >>> without_effect_line(WithoutEffect("jax", "jnp.clip(..., -3, 3)", "never clips", Quote("port.py", 21)))
+    'without effect in this run: jnp.clip(..., -3, 3) at port.py:21 (jax) never clips'
+    """
+    return f"without effect in this run: {idle.operation} at {idle.line.place} ({idle.side}) {idle.why}"
+
+
+def beyond_lines(findings: Findings) -> Iterator[str]:
+    """Yield a line for each difference beyond the run, in the order of the stages."""
+    order = {stage: place for place, stage in enumerate(itertools.chain(ORDER, ASPECTS))}
+    for beyond in sorted(findings.beyond, key=lambda beyond: order.get(beyond.stage, len(order))):
+        yield beyond_line(beyond, findings.intended.get(beyond.trial.kind, ""))
