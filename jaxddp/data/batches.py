@@ -11,6 +11,7 @@ from jaxddp.errors import InputError
 
 WITHIN, NONE = " > ", " is None"  # mark nested entries and None in the names of a flat batch
 ENTRY = "({})"  # names an entry of a tuple
+TAKES_ARRAYS = "takes_arrays"  # attribute of a function that takes a flat batch
 
 
 def to_arrays(batch: Any, call: str) -> dict[str, np.ndarray]:
@@ -115,12 +116,20 @@ def _with_tuples(batch: Any) -> Any:
 
 
 def of_batches(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Adapt a loss whose last argument is a batch of the port to take a flat batch."""
+    """Adapt a loss whose last argument is a batch of the port to take a flat batch; return one that does as it is.
+
+    >>> first = of_batches(lambda batch: batch[0])
+    >>> first({"(0)": 1, "(1)": 2}), of_batches(first) is first
+    (1, True)
+    """
+    if getattr(loss, TAKES_ARRAYS, False):
+        return loss
 
     @wraps(loss)
     def of_arrays(*arguments: Any, **named: Any) -> Any:
         return loss(*arguments[:-1], from_arrays(arguments[-1]), **named)
 
+    setattr(of_arrays, TAKES_ARRAYS, True)  # functions that wrap it further have it too
     return of_arrays
 
 

@@ -131,10 +131,19 @@ def flax_step(loss, optimizer, state, batch):
 """
 
 
+TUPLES = [
+    (
+        '{"x": rng.normal(1, 1, (12, 3)), "y": rng.integers(0, 4, 12)}',
+        "rng.normal(1, 1, (12, 3)), rng.integers(0, 4, 12)",
+    )
+]
+TUPLES += [('batch["x"]', "batch[0]"), ('batch["y"]', "batch[1]")]
+
+
 @pytest.mark.parametrize(
     ("changes", "more"),
     [
-        pytest.param(DROPOUT, "", id="nnx"),
+        pytest.param([*DROPOUT, *TUPLES], "", id="nnx"),
         pytest.param([*DROPOUT], ACCUMULATES, id="custom_step", marks=pytest.mark.large),
         pytest.param([*TORCH_DROPOUT, *LINEN_DROP], "", id="linen", marks=pytest.mark.large),
         pytest.param([*TORCH_DROPOUT, *LINEN_DROP, IMPORTS_JAX, OWN_KEY], "", id="linen_key", marks=pytest.mark.large),
