@@ -33,14 +33,16 @@ from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
 from jaxddp.parity.diagnosis.rounding import explain_rounding
 from jaxddp.parity.environment import environment
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
+from jaxddp.parity.jax_side.excerpt_program import MANY
 from jaxddp.parity.patch.proposals import with_patches
 from jaxddp.parity.port import Port, PortFile, PortSource
 from jaxddp.parity.processes import end_if_importing
 from jaxddp.parity.progress import CAUSES, COMPARE, DRAW, FLOAT32, FORCED, FREE, PATCHES, Progress
-from jaxddp.parity.records import Record, Records, total_loss
+from jaxddp.parity.records import Record, Records, is_large_model, total_loss
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.stopping import Stop, Stopped
+from jaxddp.parity.trials.beyond import BeyondRun
 from jaxddp.parity.workers import Workers
 
 ENDING = 10.0  # seconds in which processes may end by themselves
@@ -63,6 +65,7 @@ def check(
     flags: Sequence[str] = (),
     patch: bool = False,
     causes: bool = True,
+    quick: bool = False,
 ) -> Report:
     """Check that a port trains exactly like its torch original, and explain the differences.
 
@@ -89,6 +92,7 @@ def check(
         flags: flags of a run file's options and of its trainers: `["--layers", "2", "--lr", "0.1"]`.
         patch: whether to look for edits of the JAX side's files that remove the differences; no file is changed.
         causes: whether to look for the causes of differences. The verdict does not depend on it, and takes less time.
+        quick: whether to compare the run alone, and nothing beyond it.
 
     Returns:
         The report; errors in the port are among its problems and raise nothing here.
@@ -127,7 +131,7 @@ def check(
                     runs.in_float32()
         except Stopped:
             crew.end()
-        report = report_on(runs, crew, started, patch, remarks, causes)
+        report = report_on(runs, crew, started, patch, remarks, causes, quick)
         if workers is None and math.isfinite(stop.left):
             crew.end(patience=min(ENDING, stop.left))  # the report must not wait for processes beyond the limit
         return report
@@ -156,6 +160,7 @@ def report_on(
     patch: bool = False,
     remarks: Sequence[str] = (),
     causes: bool = True,
+    quick: bool = False,
 ) -> Report:
     """Return the report on these runs.
 
@@ -166,6 +171,7 @@ def report_on(
         patch: whether to look for patches.
         remarks: sentences for the report.
         causes: whether to look for the causes of differences.
+        quick: compare nothing beyond the run.
     """
     progress, untried = runs.progress, [*runs.progress.untried()]
     with progress.stage(COMPARE):
@@ -203,6 +209,7 @@ def report_on(
         differences, diff = with_patches(runs, evidence, searches, differences, partial(_drifts_freely, searches))
     if patch and searches.ended and differences:
         untried.append(PATCHES)
+    beyond = BeyondRun(runs, searches).compare() if _may_go_beyond(runs, problems, differences, quick) else ((), ())
     exercised = idle(evidence.torch, reference_clipping(runs.facts), evidence.summands)
     grown = [] if differences else grown_rounding(free, rate_rounding)
     flags = runs.facts.unchecked
@@ -217,6 +224,8 @@ def report_on(
         losses=_losses(runs),
         differences=tuple(differences),
         numerics=numerics,
+        trials=beyond[0],
+        beyond=beyond[1],
         intended=dict(runs.facts.intended),
         problems=tuple(problems),
         names=runs.names,
@@ -230,6 +239,13 @@ def report_on(
         seconds=time.monotonic() - started,
         environment=environment(),
     )
+
+
+def _may_go_beyond(runs: Runs, problems: Sequence[Problem], differences: Sequence[Difference], quick: bool) -> bool:
+    """Return whether to compare beyond the run: only where everything in it is equal, and of a model that is small."""
+    complete = len(runs.torch) == len(runs.jax) == runs.case.steps and not runs.progress.stop.why
+    is_small = len(runs.start) <= MANY and not is_large_model(runs.start)
+    return complete and is_small and isinstance(runs.case, PortCase) and not (quick or problems or differences)
 
 
 def _in_catalogue(difference: Difference) -> bool:

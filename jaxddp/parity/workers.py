@@ -86,6 +86,10 @@ class Workers:
             self._torch = torch.__enter__()
         return self._torch
 
+    def further_torch(self, world_size: int) -> TorchPool:
+        """Return further ranks, as a context manager, for a run of more replicas than the others have."""
+        return TorchPool(world_size, self._timeout, self._torch_platform, self._watch_both)
+
     @property
     def jax(self) -> JaxChild:
         """jax's process, restarted if it was ended."""

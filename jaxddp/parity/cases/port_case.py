@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ from jaxddp.parity.jax_side.draws import serving
 from jaxddp.parity.jax_side.side import JaxSide, side_of_port
 from jaxddp.parity.port import Port, PortSource
 from jaxddp.parity.port.draws import DrawnPort
+from jaxddp.parity.port.variants import Variant, with_variants
 from jaxddp.parity.records import Tensors
 from jaxddp.parity.torch_side.widened import WideSource
 
@@ -30,6 +31,7 @@ class PortCase:
         seed: seed of torch's generator, from which the weights are drawn.
         casts: dtypes to which torch's loss casts; a run in float64 lifts such casts on both sides.
         wide: constants and optimizers' arrays that are declared in float32 are float64 in a run in float64.
+        variants: changes of the steps, in place of these; the programs are the same.
     """
 
     source: PortSource
@@ -39,6 +41,7 @@ class PortCase:
     seed: int = 0
     casts: tuple[str, ...] = ()
     wide: bool = False
+    variants: tuple[Variant, ...] = field(default=(), compare=False)
 
     @property
     def name(self) -> str:
@@ -48,13 +51,17 @@ class PortCase:
     @cached_property
     def port(self) -> Port:
         """Port, made once."""
-        port = self.source.port()
+        port = self._varied.port()
         return serving(port) if isinstance(port, DrawnPort) else port
 
     @property
     def torch_source(self) -> PortSource:
         """Source of the port, which each torch rank makes anew."""
-        return WideSource(self.source) if self.wide else self.source
+        return WideSource(self._varied) if self.wide else self._varied
+
+    @property
+    def _varied(self) -> PortSource:
+        return with_variants(self.source, self.variants, self.world_size) if self.variants else self.source
 
     def jax_side(self) -> JaxSide:
         """Build the jax side: the port's jax functions."""
@@ -70,7 +77,7 @@ class PortCase:
         Raises:
             InputError: the batches of two ranks have other entries.
         """
-        for step in range(self.steps):
+        for step in range(len(self.variants) or self.steps):
             of_ranks = [self.port.micro_batches(step, rank, "jax") for rank in range(self.world_size)]
             shapes = [{name: x.shape for name, x in pieces[0].items()} for pieces in of_ranks]
             for rank, of_rank in enumerate(shapes):

@@ -17,6 +17,7 @@ from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.ports import free_port
 from jaxddp.distributed.processes import joined
+from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.parity.case_interface import AnyCase, AnyPortCase, Trajectory
 from jaxddp.parity.jax_side.checked_step import forget_programs, side_of
 from jaxddp.parity.jax_side.excerpt_program import FREE
@@ -95,6 +96,7 @@ class Forced:
         reference: folder of the reference's records.
         folder: folder of the records to write.
         most: number of steps to take, from the first; None: all.
+        replicas: number of replicas on one device, if they are not on one each.
     """
 
     case: AnyCase
@@ -102,12 +104,16 @@ class Forced:
     reference: Path
     folder: Path
     most: int | None = None
+    replicas: int | None = None
 
     def run(self, tell: Tell) -> None:
         """Take the steps."""
         writer = _begun(self, tell)
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
-        for step, record in enumerate(islice(forced_records(self.case, reference), self.most), start=1):
+        on_one = None if self.replicas is None else VirtualReplicas(self.replicas)
+        moments = [variant.moments for variant in getattr(self.case, "variants", ())] or None
+        records = forced_records(self.case, reference, replicas=on_one, moments=moments)
+        for step, record in enumerate(islice(records, self.most), start=1):
             writer.write(record)
             del record  # frees its memory before the next step
             tell(f"after step {step}")

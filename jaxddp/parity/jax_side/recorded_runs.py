@@ -29,6 +29,8 @@ from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.records import Record, Tensors, full, is_large_model
 from jaxddp.state import Params, TrainState
 
+FIRST_MOMENTS = ("mu", "trace", "buffer")  # fields of the states of Optax's optimizers and of jaxddp's
+
 
 def free_records(
     case: AnyCase,
@@ -64,6 +66,7 @@ def forced_records(
     *,
     replicas: Replicas | None = None,
     comm_hook: Hook | None = None,
+    moments: Sequence[float] | None = None,
 ) -> Iterator[Record]:
     """Take every step from the reference's state before it, so that no step inherits a difference; yield the records.
 
@@ -74,6 +77,7 @@ def forced_records(
         case: model or port, world size, dtype and batches.
         reference: torch's run of the case.
         replicas, comm_hook: see `free_records`.
+        moments: factors of the optimizer's first moments, one per step of a run that restores nothing; None: all are 1.
     """
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
         program = _program(case, reference.start, replicas, comm_hook, reference)
@@ -91,7 +95,10 @@ def forced_records(
                 params, buffers = side.from_torch(reference.before(number))
             state = dataclasses.replace(after, step=jnp.int32(number), params=params, buffers=buffers | carried)
             del after, params  # so that a large model's state is held once
-            restored = _restored(side, state, number)
+            if moments is None:
+                restored = _restored(side, state, number)
+            else:
+                restored = state = dataclasses.replace(state, opt_state=_scaled(state.opt_state, moments[number]))
             changed = {} if restored is state else {"restored": changes(state, restored)}
             record, after = take(restored, batch, reference, number)
             record = {**record, **changed}
@@ -209,6 +216,22 @@ def starting_weights(case: AnyCase, weights: Arrays) -> list[Arrays]:
 def _restored(side: JaxSide, state: TrainState, steps: int) -> TrainState:
     """After `restore_at` steps, save and load the state by the port's `flax_restore`; else return it unchanged."""
     return side.restore(state) if side.restore is not None and steps == side.restore_at else state
+
+
+def _scaled(opt_state: Any, factor: float) -> Any:
+    """Multiply the first moments in an optimizer's state by a factor.
+
+    >>> import optax
+    >>> _scaled((optax.TraceState({"w": jnp.ones(1)}), optax.EmptyState()), 3.0)
+    (TraceState(trace={'w': Array([3.], dtype=float32)}), EmptyState())
+    """
+    if factor == 1:
+        return opt_state
+
+    def scale(path: Any, x: Any) -> Any:
+        return x * factor if any(getattr(key, "name", None) in FIRST_MOMENTS for key in path) else x
+
+    return jax.tree_util.tree_map_with_path(scale, opt_state)
 
 
 def changes(before: TrainState, after: TrainState) -> Tensors:

@@ -60,19 +60,22 @@ class DdpLoop:
         self._watched = WatchedOptimizer(self.optimizer, self.recorder, self.shared)
         self._averaged = averaged_model(model, side.ema_decay)
 
-    def take(self, micro_batches: Sequence[Batch], step: int, gradients: Arrays | None = None) -> Record:
+    def take(
+        self, micro_batches: Sequence[Batch], step: int, gradients: Arrays | None = None, records_given: bool = False
+    ) -> Record:
         """Take a step and return its record.
 
         Args:
             micro_batches: this rank's examples.
             step: number of the step, from 0.
             gradients: replace the computed ones as the optimizer's input; None: no replacement.
+            records_given: see `WatchedOptimizer`.
 
         Raises:
             InputError: DDP waits for the gradient of a parameter that the loss does not depend on.
         """
         side, recorder = self._side, self.recorder
-        self._watched.gradients = gradients
+        self._watched.gradients, self._watched.records_given = gradients, records_given
         recorder.start(micro_batches)
         sums = train_step(
             self._ddp,

@@ -27,11 +27,13 @@ class StepRecorder(RankRecorder):
 
     Attributes:
         given: gradients that replace the computed ones, by parameter name; None: no replacement.
+        records_given: see `jaxddp.parity.torch_side.rank_recorder.WatchedOptimizer`.
     """
 
     def __init__(self, model: nn.Module, world: World, side: TorchSide, keeps_full: bool = False):
         super().__init__(model, world, side, keeps_full)
         self.given: Arrays | None = None
+        self.records_given = False
         self.losses: dict[str, float] = {}
 
     def start(self, micro_batches: Sequence[Batch]) -> None:
@@ -51,6 +53,8 @@ class StepRecorder(RankRecorder):
         if any(x is not None for x in (*args[1:], *kwargs.values())):
             raise InputError("torch_step: calls step with a closure; must call loss.backward(), then step()")
         of_groups = [p for group in optimizer.param_groups for p in group["params"]]
+        if self.records_given:
+            self._replace(of_groups)
         gradients = {self.names[id(p)]: p.grad.detach().clone() for p in of_groups if p.grad is not None}
         if again := gradients.keys() & self._clipped.keys():
             raise InputError(
@@ -63,11 +67,14 @@ class StepRecorder(RankRecorder):
         self.reduced |= self._taken("gradients", unclipped)
         if self._side.facts.clips_inside:
             self._keep_full("gradients", unclipped)
-        if self.given is None:
-            return
-        for parameter in of_groups:
-            given = self.given.get(self.names[id(parameter)])
-            parameter.grad = None if given is None else torch.from_numpy(given).to(parameter)
+        if not self.records_given:
+            self._replace(of_groups)
+
+    def _replace(self, parameters: Sequence[nn.Parameter]) -> None:
+        if self.given is not None:
+            for parameter in parameters:
+                given = self.given.get(self.names[id(parameter)])
+                parameter.grad = None if given is None else torch.from_numpy(given).to(parameter)
 
     def _local_losses(self) -> dict[str, np.ndarray]:
         return {name: np.asarray(value) for name, value in self.losses.items()}
@@ -88,10 +95,12 @@ class MultiLossLoop:
         for optimizer in self.optimizer.each:
             optimizer.register_step_pre_hook(self.recorder.before_step)
 
-    def take(self, micro_batches: Sequence[Batch], step: int, gradients: Arrays | None = None) -> Record:
+    def take(
+        self, micro_batches: Sequence[Batch], step: int, gradients: Arrays | None = None, records_given: bool = False
+    ) -> Record:
         """Take a step and return its record; see `DdpLoop.take`."""
         recorder = self.recorder
-        recorder.given = gradients
+        recorder.given, recorder.records_given = gradients, records_given
         recorder.start(micro_batches)
         recorder.note_groups(self.optimizer.param_groups)
         kinds = [(k, one) for k, one in enumerate(self.optimizer.each) for _ in one.param_groups]

@@ -21,6 +21,7 @@ from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts, errors_located
 from jaxddp.parity.port.draws import Draw
+from jaxddp.parity.port.variants import Variant
 from jaxddp.parity.processes import Tell, free_at_once, reported, telling
 from jaxddp.parity.records import Records, RecordWriter, Tensors, full, is_large_model
 from jaxddp.parity.stored_tensors import StoredTensors, write_tensors
@@ -28,6 +29,7 @@ from jaxddp.parity.torch_side.ddp_loop import DdpLoop
 from jaxddp.parity.torch_side.draws import NotedDraws
 from jaxddp.parity.torch_side.multi_loss_loop import MultiLossLoop
 from jaxddp.parity.torch_side.side import Source, TorchSide, default_dtype, make_side, to_batch
+from jaxddp.parity.torch_side.variants import raised, scale_first_moments
 from torch_ref.distributed import CPU, World, process_group
 from torch_ref.losses import Batch
 
@@ -44,6 +46,7 @@ class Summary:
         highest: the largest of these rates within the next `HORIZON` steps.
         tied: parameters with several names.
         sizes: see `batch_sizes`.
+        raised: what the loss raises for the variant of the step after the recorded ones; "": nothing.
     """
 
     optimizer: str
@@ -51,6 +54,7 @@ class Summary:
     highest: float = 0.0
     tied: tuple[str, ...] = ()
     sizes: Mapping[int, str] = field(default_factory=dict)
+    raised: str = ""
 
 
 def batch_sizes(micro_batches: Sequence[Batch], replicas: int) -> dict[int, str]:
@@ -109,6 +113,8 @@ class Steps:
         ahead: number of further steps whose learning rates are reported.
         shares: the ranks of a large model may share their parameters; see `SharedParameters`.
         rounding: folder of records whose "gradients" are added, step by step, to those that the optimizers get.
+        given: folder of records whose "clipped_gradients" the optimizers of a free run get in place of their own.
+        variants: changes of the steps, in place of these; the first whose loss raises ends the run.
     """
 
     source: Source
@@ -122,6 +128,8 @@ class Steps:
     ahead: int = 0
     shares: bool = False
     rounding: Path | None = None
+    given: Path | None = None
+    variants: tuple[Variant, ...] = ()
 
     def run(self, world: World, tell: Tell) -> Summary:
         """Take the steps."""
@@ -141,12 +149,13 @@ class Steps:
             loop = DdpLoop(side, world, free, tell, self.folder if is_large and self.shares else None)
             shared = loop.shared
         reference = None if self.reference is None else Trajectory(self.weights, Records(self.reference))
-        rates = []
+        made = None if self.given is None else Records([self.given])
+        rates, why, steps = list[float](), "", len(self.variants) or self.steps
         batches = self._batches(side, world)
-        for step in range(self.steps):
+        for step in range(steps):
             tell(f"step {step + 1}")
             micro_batches = next(batches)
-            given = None
+            given = None if made is None else made[step]["clipped_gradients"]
             if reference is not None:
                 before = reference.before(step)
                 if shared is not None:
@@ -155,19 +164,24 @@ class Steps:
                 load_state(model, before, strict=False)
                 # With shared parameters, rank 0 makes the updates of all.
                 if shared is None or world.rank == 0:
-                    given = full(reference.records[step], "clipped_gradients")
+                    given = reference.records[step]
+                    given = full(given, "clipped_gradients") if "clipped_gradients" in given else None
             if shared is not None:
                 shared.wait()  # rank 0 may still be writing the parameters that the others read
+            if self.variants:
+                if why := raised(side, micro_batches, world):
+                    break
+                scale_first_moments(loop.optimizer, self.variants[step].moments)
             rates.append(float(loop.optimizer.param_groups[0]["lr"]))
             with self._rounded(loop, step):
-                record, is_last = loop.take(micro_batches, step, given), step == self.steps - 1
+                record, is_last = loop.take(micro_batches, step, given, made is not None), step == steps - 1
             # Forced steps start from the parameters of the step before; none follows the last.
             writer.write(record, loop.recorder.full(params=not is_last), groups=loop.recorder.groups)
         rates += _rates_ahead(loop, HORIZON if self.ahead and loop.schedulers else self.ahead)
         names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
         tied = tuple(name for name, parameter in loop.recorder.parameters.items() if names[id(parameter)] > 1)
         sizes = batch_sizes(micro_batches, world.world_size)
-        return Summary(loop.kind, rates[: self.steps + self.ahead], max(rates), tied, sizes)
+        return Summary(loop.kind, rates[: self.steps + self.ahead], max(rates, default=0.0), tied, sizes, why)
 
     @contextlib.contextmanager
     def _rounded(self, loop: DdpLoop | MultiLossLoop, step: int) -> Iterator[None]:

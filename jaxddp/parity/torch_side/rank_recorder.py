@@ -47,26 +47,33 @@ class WatchedOptimizer:
 
     Attributes:
         gradients: gradients that replace the computed ones, by parameter name; None: no replacement.
+        records_given: the record has them as the optimizer's, not the computed ones.
     """
 
     def __init__(self, optimizer: Optimizer, recorder: "RankRecorder", shared: SharedParameters | None = None):
         self.gradients: Mapping[str, np.ndarray] | None = None
+        self.records_given = False
         self.zero_grad, self.param_groups = optimizer.zero_grad, optimizer.param_groups
         self._optimizer = optimizer
         self._recorder, self._shared = recorder, shared
 
     def step(self) -> None:
         """Record the inputs and update the parameters."""
-        recorder = self._recorder
-        recorder.before_update(self._optimizer)
-        if self.gradients is not None:
-            for name, parameter in recorder.parameters.items():
-                given = self.gradients.get(name)
-                parameter.grad = None if given is None else torch.from_numpy(given).to(parameter)
+        if self.records_given:
+            self._replace()
+        self._recorder.before_update(self._optimizer)
+        if not self.records_given:
+            self._replace()
         if self._shared is None:
             self._optimizer.step()
         else:
             self._shared.update(self._optimizer)
+
+    def _replace(self) -> None:
+        if self.gradients is not None:
+            for name, parameter in self._recorder.parameters.items():
+                given = self.gradients.get(name)
+                parameter.grad = None if given is None else torch.from_numpy(given).to(parameter)
 
 
 class RankRecorder:

@@ -1,0 +1,97 @@
+"""Compare both sides beyond a run in which nothing differs, and say what differs there."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from jaxddp.parity.coverage import Beyond, Trial
+from jaxddp.parity.diagnosis.cause_lines import SCHEDULE
+from jaxddp.parity.diagnosis.differences import find_differences
+from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
+from jaxddp.parity.findings import Difference, Problem
+from jaxddp.parity.port.variants import Variant
+from jaxddp.parity.runs import Runs
+from jaxddp.parity.torch_side.variants import FIRST_MOMENTS
+from jaxddp.parity.trials.runs import TrialRuns, Tried
+from jaxddp.parity.trials.sequence import of_model, of_optimizer
+from jaxddp.parity.trials.sizes import SizeTrials, counted
+
+
+class BeyondRun:
+    """Trials beyond a run.
+
+    Args:
+        runs: a run of a port, complete and without a difference.
+        searches: runs the trials, and the searches for causes.
+    """
+
+    def __init__(self, runs: Runs, searches: InterruptibleSearches):
+        self._runs, self._searches = runs, searches
+        self._trials, self._sizes = (make(runs, searches.workers) for make in (TrialRuns, SizeTrials))
+
+    def compare(self) -> tuple[tuple[Trial, ...], tuple[Beyond, ...]]:
+        """Return all trials, and what differs in them."""
+        model, optimizer = [*self._tried(of_model(self._steps))], [*self._tried(of_optimizer(self._has_moments()))]
+        sizes = self._run(lambda: [*self._sizes.sizes()], (Variant(self._sizes.more), Variant(self._sizes.shorter)))
+        beyond = [*self._explained(model), *self._explained(optimizer), *self._of_sizes(sizes)]
+        trials = {one.trial.what: one.trial for one in (*model, *optimizer, *sizes)}
+        return tuple(trials.values()), tuple(beyond)
+
+    @property
+    def _steps(self) -> int:
+        return self._runs.case.steps
+
+    def _has_moments(self) -> bool:
+        """Return whether both sides show the first moments of every parameter."""
+        states = self._runs.evidence().judgement.residuals.get("optimizer_state", [])
+        names = {name.partition(":")[2] for name in (states[0] if states else {}) if name.startswith(FIRST_MOMENTS)}
+        return not self._runs.facts.multi_loss and names == self._runs.torch[0]["params"].keys()
+
+    def _tried(self, variants: Sequence[Variant]) -> Iterator[Tried]:
+        """Yield the trials of variants, in runs that are no longer than the check's, as a schedule may end with it."""
+        for start in range(0, len(variants), self._steps):
+            part = tuple(variants[start : start + self._steps])
+            yield from self._run(lambda part=part: [*self._trials.tried(part)], part)
+
+    def _run(self, run: Callable[[], list[Tried]], variants: Sequence[Variant]) -> list[Tried]:
+        """Return the trials of a run; if it fails, they are left out."""
+        problems: list[Problem] = []
+        tried = self._searches.run(run, problems)
+        if tried is not None:
+            return tried
+        why = problems[0].message if problems else "the check was ended"
+        left_out = [replace(variant.trial, left_out=why) for variant in variants if variant.trial is not None]
+        return [Tried(Variant(trial), trial, {}, 0, ()) for trial in left_out]
+
+    def _explained(self, tried: Sequence[Tried]) -> Iterator[Beyond]:
+        """Yield what differs in a group of trials: each cause that the first one shows, with the others that differ."""
+        differing = [one for one in tried if one.differing]
+        if not differing:
+            return
+        first = differing[0]
+        others = tuple(dict.fromkeys(one.trial for one in differing if one.trial != first.trial))
+        evidence = self._searches.run(lambda: self._trials.evidence(first), [])
+        differences = [] if evidence is None else find_differences(evidence, self._searches)
+        stages = [one.stage for one in differences if one.stage in first.differing]
+        for stage in dict.fromkeys(stages or [*first.differing][:1]):
+            causes = [one for one in differences if one.stage == stage] or [None]
+            yield from (_beyond(first, stage, one, others) for one in causes)
+
+    def _of_sizes(self, tried: Sequence[Tried]) -> Iterator[Beyond]:
+        for one in (one for one in tried if one.differing):
+            stage = next(iter(one.differing))
+            number = self._searches.run(lambda one=one: counted(self._runs, self._searches.workers, one), [])
+            beyond = _beyond(one, stage, None, ())
+            yield beyond if number is None else replace(beyond, says=number[0], jax=number[1])
+
+
+def _beyond(tried: Tried, stage: str, difference: Difference | None, others: tuple[Trial, ...]) -> Beyond:
+    located = tried.differing[stage]
+    beyond = Beyond(tried.trial, stage, located.tensor, located.residual, located.allowed, others=others)
+    if difference is None:
+        return beyond
+    cause = difference.cause
+    # Rates are compared by themselves: an update that is left out for its size is not a rate of 0.
+    if cause is None or {*cause.names} & {*SCHEDULE}:
+        lines = difference if cause is None else cause
+        return replace(beyond, jax=lines.jax, torch=lines.torch)
+    return replace(beyond, says="; or ".join(cause.says), jax=cause.jax, torch=cause.torch)

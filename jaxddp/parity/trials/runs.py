@@ -1,0 +1,163 @@
+"""Run both sides through variants of a run's steps, and judge every stage."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from jaxddp.parity.cases import PortCase
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, reference_clipping
+from jaxddp.parity.compare.judge import Judgement, Located, judge
+from jaxddp.parity.coverage import Trial
+from jaxddp.parity.diagnosis.evidence import Evidence
+from jaxddp.parity.findings import ORDER
+from jaxddp.parity.jax_side.child import Forced, jax_records
+from jaxddp.parity.lazy_arrays import Arrays
+from jaxddp.parity.port.variants import Variant
+from jaxddp.parity.records import Record, StoredRecord
+from jaxddp.parity.runs import Runs
+from jaxddp.parity.torch_side.pool import torch_records
+from jaxddp.parity.torch_side.rank import Steps, rank_folder
+from jaxddp.parity.trials.made import MadeRun, raw_run
+from jaxddp.parity.workers import Workers
+
+OF_MODEL = ("weights", "batch")  # kinds of trials that change what the loss is given
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A variant that both sides took.
+
+    Attributes:
+        variant: the variant.
+        trial: the trial, with why it is left out if it is.
+        differing: stage -> where it differs, in the order of the stages.
+        place: number of the variant in its run, from 0.
+        variants: variants of that run.
+        factor: factor of jax's values to torch's in the first stage that differs, if it is one; see `sizes`.
+        sizes, count: `batch_sizes` of the trial, and its number of replicas, where these are other than the run's.
+    """
+
+    variant: Variant
+    trial: Trial
+    differing: dict[str, Located]
+    place: int
+    variants: tuple[Variant, ...]
+    factor: float = math.nan
+    sizes: Mapping[int, str] = field(default_factory=dict)
+    count: int = 0
+
+
+class TrialRuns:
+    """Runs of both sides through variants, each step from the weights of its variant.
+
+    Args:
+        runs: the run's records.
+        workers: processes in which the sides run.
+    """
+
+    def __init__(self, runs: Runs, workers: Workers):
+        assert isinstance(runs.case, PortCase), "jaxddp's own models have no trials"
+        self._runs, self._workers, self.case = runs, workers, runs.case
+        self._numbers = itertools.count()
+
+    def tried(self, variants: Sequence[Variant]) -> Iterator[Tried]:
+        """Yield each trial with what differs in it; one whose loss raises is left out.
+
+        Raises:
+            ChildError: a side fails.
+        """
+        left = tuple(variants)
+        while left:
+            torch, jax, why = self._take(left)
+            count = len(torch)
+            judgement = judge(torch, jax, self._runs.facts, self._runs.summary.optimizer, self._runs.summary.highest)
+            trial: Trial | None = None
+            for place, variant in enumerate(left[:count]):
+                trial = variant.trial or trial  # a step as it is shows what the optimizer remembers
+                if trial is not None:
+                    yield judged(Tried(variant, trial, {}, place, left), judgement, torch[place], jax[place])
+            if not why:
+                return
+            if (raising := left[count].trial) is not None:
+                yield Tried(left[count], replace(raising, left_out=why), {}, count, left)
+            left = left[count + 1 :]
+
+    def made_run(self, variants: Sequence[Variant]) -> MadeRun:
+        """Return the made run of variants."""
+        facts, run = self._runs.facts, raw_run(self._runs.path("torch64"), self._runs.start, self.case.world_size)
+        clipping = reference_clipping(facts) if facts.clips_inside else NOT_CLIPPED
+        return MadeRun(run, variants, clipping, not facts.custom_step)
+
+    def folders(self) -> tuple[Path, Path, Path]:
+        """Return new folders: of a made run, of torch's records and of jax's."""
+        number = next(self._numbers)
+        made, torch, jax = (self._runs.path(f"trial{number} {name}") for name in ("made", "torch", "jax"))
+        return made, torch, jax
+
+    def evidence(self, tried: Tried) -> Evidence:
+        """Return the evidence for a diagnosis of a variant: torch takes it freely, and jax each step from torch's state.
+
+        Raises:
+            ChildError: a side fails.
+        """
+        of_model = tried.trial.kind in OF_MODEL
+        variants = (tried.variant,) if of_model else tried.variants[: tried.place + 1]
+        made, of_torch, of_jax = self.folders()
+        case, run = replace(self.case, variants=variants), self.made_run(variants)
+        start, sizes = run.start(), (case.world_size, case.steps)
+        run.write(made, 1)
+        given = None if of_model or self._runs.facts.custom_step else rank_folder(made, 0)
+        steps = Steps(case.torch_source, "float64", *sizes, of_torch, start, given=given, variants=variants)
+        self._workers.torch.do(steps)
+        self._workers.jax.do(Forced(case, start, of_torch, of_jax))
+        return self._evidence(case, start, of_torch, of_jax)
+
+    def _evidence(self, case: PortCase, start: Arrays, of_torch: Path, of_jax: Path) -> Evidence:
+        facts, summary, summands = self._runs.facts, self._runs.summary, self._runs.summands
+        records = torch_records(of_torch, case.world_size, summands=summands), jax_records(of_jax)
+        judgement = judge(*records, facts, summary.optimizer, summary.highest)
+        return Evidence(case, facts, summary, start, *records, of_torch, of_jax, judgement, summands)
+
+    def _take(self, variants: tuple[Variant, ...]) -> tuple[Sequence[StoredRecord], Sequence[StoredRecord], str]:
+        """Let both sides take variants; return their records, and why torch ended before the last variant."""
+        made, of_torch, of_jax = self.folders()
+        case, run = replace(self.case, variants=variants), self.made_run(variants)
+        run.write(made, case.world_size)
+        start, ranks = run.start(), [rank_folder(made, rank) for rank in range(case.world_size)]
+        sizes = case.world_size, case.steps
+        steps = Steps(case.torch_source, "float64", *sizes, of_torch, start, reference=ranks, variants=variants)
+        self._workers.jax.start(Forced(case, start, made, of_jax))
+        try:
+            summaries = self._workers.torch.do(steps)
+        finally:
+            self._workers.jax.wait()
+        why = next((summary.raised for summary in summaries if summary.raised), "")
+        return torch_records(of_torch, case.world_size, summands=self._runs.summands), jax_records(of_jax), why
+
+
+def judged(tried: Tried, judgement: Judgement, torch: Record, jax: Record) -> Tried:
+    """Return a variant with the stages that differ in it, or with why they cannot be compared."""
+    differing: dict[str, Located] = {}
+    for stage in ORDER:
+        of_steps = judgement.given.get(stage) or judgement.residuals.get(stage, [])
+        if tried.place >= len(of_steps) or not of_steps[tried.place]:
+            continue
+        located = Located.worst(tried.place + 1, of_steps[tried.place], judgement.allowed(stage, tried.place + 1))
+        if located.residual <= located.allowed:
+            continue
+        finite = _is_finite(torch, stage), _is_finite(jax, stage)
+        hides = finite == (False, True) and stage == "update"  # jax's optimizer turns NaN into an update
+        if not all(finite) and not hides:
+            sides = {(False, False): "either side", (False, True): "torch", (True, False): "jax"}[finite]
+            why = f"the {stage.replace('_', ' ')} is not finite on {sides}".replace("on torch", "in torch")
+            return replace(tried, trial=replace(tried.trial, left_out=why.replace("on jax", "in jax")))
+        differing[stage] = located
+    return replace(tried, differing=differing)
+
+
+def _is_finite(record: Record, stage: str) -> bool:
+    return all(bool(np.isfinite(x).all()) for x in record.get(stage, {}).values() if x.dtype.kind == "f")
