@@ -81,6 +81,8 @@ class CheckOptions:
     """Exit with 1 also if the port differs beyond the run or in what it starts from, unless its `intended` names it."""
     write_names: bool = False
     """Write the proposed table into PORT.py where names do not map, and check again."""
+    quick: bool = False
+    """Compare the run alone, and nothing beyond it."""
     seed: int = 0
     """Seed from which torch draws the weights of a port."""
     timeout: float = 300.0
@@ -180,6 +182,7 @@ def _check_port(options: CheckOptions, flags: Sequence[str], stop: Stop) -> Repo
         limit=stop,
         flags=flags,
         patch=options.patch is not None,
+        quick=options.quick,
     )
 
 

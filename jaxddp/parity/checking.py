@@ -25,6 +25,7 @@ from jaxddp.parity.compare.finite import NotFinite, first_not_finite
 from jaxddp.parity.compare.free_running import drifts, free_running, grown_rounding, with_drift_of_rounding
 from jaxddp.parity.compare.idle import idle
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
+from jaxddp.parity.coverage import Beyond, Trial
 from jaxddp.parity.diagnosis.cause_lines import START, with_function_lines
 from jaxddp.parity.diagnosis.differences import find_differences, unexplained
 from jaxddp.parity.diagnosis.evidence import Evidence
@@ -37,7 +38,7 @@ from jaxddp.parity.jax_side.excerpt_program import MANY
 from jaxddp.parity.patch.proposals import with_patches
 from jaxddp.parity.port import Port, PortFile, PortSource
 from jaxddp.parity.processes import end_if_importing
-from jaxddp.parity.progress import CAUSES, COMPARE, DRAW, FLOAT32, FORCED, FREE, PATCHES, Progress
+from jaxddp.parity.progress import BEYOND, CAUSES, COMPARE, DRAW, FLOAT32, FORCED, FREE, PATCHES, Progress
 from jaxddp.parity.records import Record, Records, is_large_model, total_loss
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
@@ -209,7 +210,12 @@ def report_on(
         differences, diff = with_patches(runs, evidence, searches, differences, partial(_drifts_freely, searches))
     if patch and searches.ended and differences:
         untried.append(PATCHES)
-    beyond = BeyondRun(runs, searches).compare() if _may_go_beyond(runs, problems, differences, quick) else ((), ())
+    trials, beyond = tuple[Trial, ...](), tuple[Beyond, ...]()
+    if _may_go_beyond(runs, problems, differences, quick):
+        of_trials = InterruptibleSearches(workers, [], progress)  # what fails in them is no problem of the check
+        with progress.stage(BEYOND):
+            trials, beyond = BeyondRun(runs, of_trials, causes).compare()
+        untried += [BEYOND] * of_trials.ended
     exercised = idle(evidence.torch, reference_clipping(runs.facts), evidence.summands)
     grown = [] if differences else grown_rounding(free, rate_rounding)
     flags = runs.facts.unchecked
@@ -224,8 +230,8 @@ def report_on(
         losses=_losses(runs),
         differences=tuple(differences),
         numerics=numerics,
-        trials=beyond[0],
-        beyond=beyond[1],
+        trials=trials,
+        beyond=beyond,
         intended=dict(runs.facts.intended),
         problems=tuple(problems),
         names=runs.names,

@@ -15,6 +15,7 @@ DRAW = "drawing torch's weights"
 FREE, FORCED = "float64, each side by itself", "float64, stage by stage"
 FLOAT32 = "float32"
 COMPARE, CAUSES, PATCHES = "comparison of the records", "causes of differences", "patches"
+BEYOND = "comparison beyond the run"
 RUNS = (FREE, FORCED, FLOAT32)
 EVERY = {True: 0.5, False: 30.0}  # seconds between two texts: rewritten, and line by line
 

@@ -43,6 +43,7 @@ class Workers:
             raise InputError(f"--num-processes {processes}: is for CPU devices; --platform must not be gpu")
         self._platform, self._torch_platform = platform if processes == 1 else "cpu", torch_platform
         self._torch: TorchPool | None = None
+        self._more_torch: TorchPool | None = None
         self._jax: JaxChild | None = None
         self.watch = lambda children: None
 
@@ -64,9 +65,10 @@ class Workers:
 
     def end_torch(self, patience: float = 0.0) -> None:
         """End torch's ranks alone; they hold 0.2 GiB each after a job."""
-        if self._torch is not None:
-            self._torch.end(patience)
-        self._torch = None
+        for torch in (self._torch, self._more_torch):
+            if torch is not None:
+                torch.end(patience)
+        self._torch = self._more_torch = None
 
     def end_after(self, error: ChildError) -> None:
         """End jax's process if it died or hangs, so that the next job starts a new one; keep one that raised.
@@ -86,9 +88,14 @@ class Workers:
             self._torch = torch.__enter__()
         return self._torch
 
-    def further_torch(self, world_size: int) -> TorchPool:
-        """Return further ranks, as a context manager, for a run of more replicas than the others have."""
-        return TorchPool(world_size, self._timeout, self._torch_platform, self._watch_both)
+    def torch_of(self, world_size: int) -> TorchPool:
+        """Return ranks for so many replicas, further ones if there are fewer: a process group keeps its size."""
+        if world_size <= self._world_size:
+            return self.torch
+        if self._more_torch is None or self._more_torch.size < world_size or not self._more_torch.alive:
+            torch = TorchPool(world_size, self._timeout, self._torch_platform, self._watch_both)
+            self._more_torch = torch.__enter__()
+        return self._more_torch
 
     @property
     def jax(self) -> JaxChild:

@@ -30,10 +30,10 @@ SCALED = [
 
 
 def checker(folder: Path, workers: Workers, world_size: int) -> Checked:
-    """Return a function that checks the small port with changes: (changes, more, numerics) -> report."""
+    """Return a function that checks the small port with changes: (changes, more, numerics, quick) -> report."""
 
-    def checked(*changes: Change, more: str = "", numerics: bool = False) -> Report:
+    def checked(*changes: Change, more: str = "", numerics: bool = False, quick: bool = True) -> Report:
         port = write(folder, *changes, more=more)
-        return check(port, world_size=world_size, steps=STEPS, workers=workers, numerics=numerics)
+        return check(port, world_size=world_size, steps=STEPS, workers=workers, numerics=numerics, quick=quick)
 
     return checked

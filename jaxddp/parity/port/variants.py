@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,12 @@ import numpy as np
 from jaxddp.data.batches import to_arrays
 from jaxddp.errors import InputError
 from jaxddp.parity.coverage import Trial
-from jaxddp.parity.port.draws import DrawnSource
+from jaxddp.parity.port.draws import ENTRY, DrawnSource
 from jaxddp.parity.port.loading import PortSource
 from jaxddp.parity.port.port import Port
 
 BATCHES = ("batch", "torch_batch", "flax_batch")
+FACTOR = f"{ENTRY}factor"  # entry of the batch; names that begin so are no examples
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Variant:
             gradients that the optimizer gets, and of its first moments.
         spike: size of one element of the gradients, relative to the largest; None: no element is replaced.
         shorter: number of examples that each micro-batch lacks.
+        scales_loss: the factor of the gradients is one of the loss, as a `flax_step` gets no gradients; see
+            `ScaledSource`.
     """
 
     trial: Trial | None = None
@@ -38,6 +41,7 @@ class Variant:
     moments: float = 1.0
     spike: float | None = None
     shorter: int = 0
+    scales_loss: bool = False
 
     def varied(self, arrays: dict[str, np.ndarray], pieces: int) -> dict[str, np.ndarray]:
         """Return a replica's examples, changed; entries that hold only 0 and 1, such as masks, are not scaled.
@@ -55,7 +59,8 @@ class Variant:
         size = len(next(iter(arrays.values()))) - self.shorter * pieces
         if size < 1:
             raise InputError("each micro-batch has one example")
-        return {name: self._scaled(x[:size]) for name, x in arrays.items()}
+        factor = {FACTOR: np.full(size, self.gradients)} if self.scales_loss else {}
+        return {name: self._scaled(x[:size]) for name, x in arrays.items()} | factor
 
     def _scaled(self, x: np.ndarray) -> np.ndarray:
         is_mask = x.dtype.kind != "f" or bool(np.isin(x, (0, 1)).all())
@@ -88,6 +93,55 @@ class VariedSource:
         varied = partial(_varied, variants=self.variants, world_size=self.world_size, pieces=port.accumulation_steps)
         functions: dict[str, Any] = {name: partial(varied, batch) for name, batch in given.items()}
         return replace(port, **functions)
+
+
+@dataclass(frozen=True)
+class ScaledSource:
+    """A source of a port whose losses are multiplied by an entry of the batch, which a `Variant` adds.
+
+    Attributes:
+        source: makes the port.
+    """
+
+    source: PortSource
+
+    @property
+    def name(self) -> str:
+        """Name of the port."""
+        return self.source.name
+
+    def port(self) -> Port:
+        """Make the port."""
+        port = self.source.port()
+        return replace(port, torch_loss=_scaled(port.torch_loss), flax_loss=_scaled(port.flax_loss))
+
+
+def _scaled(loss: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(loss)
+    def scaled(*arguments: Any, **named: Any) -> Any:
+        *others, batch = arguments
+        if FACTOR not in batch:
+            raise InputError("flax_step: must give the loss all entries of the batch")
+        rest = {name: x for name, x in batch.items() if name != FACTOR}
+        return _times(loss(*others, rest, **named), batch[FACTOR][0])
+
+    return scaled
+
+
+def _times(returned: Any, factor: Any) -> Any:
+    """Multiply what a loss returns: the loss, or a tuple of it and anything else.
+
+    >>> _times((3.0, "aux"), 2.0)
+    (6.0, 'aux')
+    """
+    return (_times(returned[0], factor), *returned[1:]) if isinstance(returned, tuple) else returned * factor
+
+
+def scaled_by_batch(source: PortSource) -> PortSource:
+    """Return a source of a port with scaled losses, which see no numbers for draws."""
+    if isinstance(source, DrawnSource):
+        return replace(source, source=scaled_by_batch(source.source))
+    return ScaledSource(source)
 
 
 def with_variants(source: PortSource, variants: tuple[Variant, ...], world_size: int) -> PortSource:

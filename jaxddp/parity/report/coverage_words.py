@@ -67,10 +67,15 @@ def beyond_line(beyond: Beyond, intended: str = "") -> str:
     tensor = f" in {beyond.tensor}" if beyond.tensor and beyond.tensor != "loss" else ""
     verb = "differ" if name.endswith("s") and not name.endswith("ss") else "differs"
     residual = "" if math.isnan(beyond.residual) else f", residual {number(beyond.residual)}"
-    why = f": {said(beyond, beyond.says)}" if beyond.says else ""
-    others = "".join(f"; also {trial.what}" for trial in beyond.others)
+    why = f": {said(beyond, beyond.says)}" if beyond.says else _lines(beyond)
+    others = f"; also in {count(len(beyond.others), 'further trial')}" if beyond.others else ""
     why = f"{why}{others}{f' (intended: {intended})' if intended else ''}"
     return f"beyond this run, {beyond.trial.what}: the {name} {verb}{tensor}{residual}{why}"
+
+
+def _lines(beyond: Beyond) -> str:
+    lines = [f"{side}: {quote.place}" for side, quote in (("jax", beyond.jax), ("torch", beyond.torch)) if quote]
+    return f" ({', '.join(lines)})" if lines else ""
 
 
 def without_effect_line(idle: WithoutEffect) -> str:

@@ -25,12 +25,15 @@ class TorchPool:
         platform: "cpu" or "gpu".
         watch: see `answers`.
 
+    Attributes:
+        size: as above.
+
     Raises:
         ChildError: a rank raises, dies or hangs. All ranks are ended then, unless the job had one rank and it raised.
     """
 
     def __init__(self, size: int, timeout: float = 300.0, platform: str = "cpu", watch: Watch = lambda children: None):
-        self._size, self._platform = size, platform
+        self.size, self._platform = size, platform
         self._timeout, self._watch = timeout, watch
         self._ranks: list[Child] = []
 
@@ -38,8 +41,8 @@ class TorchPool:
         self._scratch = Scratch()
         store_file = str(self._scratch.path / "store")
         self._ranks = [
-            Child(f"torch rank {rank}", serve, (rank, self._size, self._platform, store_file))
-            for rank in range(self._size)
+            Child(f"torch rank {rank}", serve, (rank, self.size, self._platform, store_file))
+            for rank in range(self.size)
         ]
         self._ready = False
         return self

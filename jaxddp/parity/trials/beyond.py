@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from jaxddp.parity.coverage import Beyond, Trial
 from jaxddp.parity.diagnosis.cause_lines import SCHEDULE
@@ -11,9 +12,11 @@ from jaxddp.parity.findings import Difference, Problem
 from jaxddp.parity.port.variants import Variant
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side.variants import FIRST_MOMENTS
-from jaxddp.parity.trials.runs import TrialRuns, Tried
+from jaxddp.parity.trials.runs import Tried
 from jaxddp.parity.trials.sequence import of_model, of_optimizer
 from jaxddp.parity.trials.sizes import SizeTrials, counted
+
+T = TypeVar("T")
 
 
 class BeyondRun:
@@ -22,16 +25,19 @@ class BeyondRun:
     Args:
         runs: a run of a port, complete and without a difference.
         searches: runs the trials, and the searches for causes.
+        causes: whether to look for causes.
     """
 
-    def __init__(self, runs: Runs, searches: InterruptibleSearches):
-        self._runs, self._searches = runs, searches
-        self._trials, self._sizes = (make(runs, searches.workers) for make in (TrialRuns, SizeTrials))
+    def __init__(self, runs: Runs, searches: InterruptibleSearches, causes: bool):
+        self._runs, self._searches, self._causes = runs, searches, causes
+        self._trials = SizeTrials(runs, searches.workers)
 
     def compare(self) -> tuple[tuple[Trial, ...], tuple[Beyond, ...]]:
         """Return all trials, and what differs in them."""
-        model, optimizer = [*self._tried(of_model(self._steps))], [*self._tried(of_optimizer(self._has_moments()))]
-        sizes = self._run(lambda: [*self._sizes.sizes()], (Variant(self._sizes.more), Variant(self._sizes.shorter)))
+        by_loss = self._runs.facts.custom_step
+        model = [*self._tried(of_model(self._steps))]
+        optimizer = [*self._tried(of_optimizer(self._has_moments(), by_loss))]
+        sizes = self._run(lambda: [*self._trials.sizes()], (Variant(self._trials.more), Variant(self._trials.shorter)))
         beyond = [*self._explained(model), *self._explained(optimizer), *self._of_sizes(sizes)]
         trials = {one.trial.what: one.trial for one in (*model, *optimizer, *sizes)}
         return tuple(trials.values()), tuple(beyond)
@@ -69,7 +75,7 @@ class BeyondRun:
             return
         first = differing[0]
         others = tuple(dict.fromkeys(one.trial for one in differing if one.trial != first.trial))
-        evidence = self._searches.run(lambda: self._trials.evidence(first), [])
+        evidence = self._run_alone(lambda: self._trials.evidence(first))
         differences = [] if evidence is None else find_differences(evidence, self._searches)
         stages = [one.stage for one in differences if one.stage in first.differing]
         for stage in dict.fromkeys(stages or [*first.differing][:1]):
@@ -78,10 +84,13 @@ class BeyondRun:
 
     def _of_sizes(self, tried: Sequence[Tried]) -> Iterator[Beyond]:
         for one in (one for one in tried if one.differing):
-            stage = next(iter(one.differing))
-            number = self._searches.run(lambda one=one: counted(self._runs, self._searches.workers, one), [])
-            beyond = _beyond(one, stage, None, ())
-            yield beyond if number is None else replace(beyond, says=number[0], jax=number[1])
+            beyond = _beyond(one, next(iter(one.differing)), None, ())
+            number = self._run_alone(lambda one=one: counted(self._runs, self._searches.workers, one))
+            yield replace(beyond, says=number[0], jax=number[1]) if number else beyond
+
+    def _run_alone(self, search: Callable[[], T]) -> T | None:
+        """Return the result of a search for a cause; None if it fails, or if none is to be sought."""
+        return self._searches.run(search, []) if self._causes else None
 
 
 def _beyond(tried: Tried, stage: str, difference: Difference | None, others: tuple[Trial, ...]) -> Beyond:

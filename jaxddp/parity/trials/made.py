@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.parity.case_interface import Trajectory
-from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, TORCH_EPSILON, Clipping
 from jaxddp.parity.port.variants import Variant
-from jaxddp.parity.records import RecordWriter, Tensors, full
+from jaxddp.parity.records import RecordWriter, Tensors, full, stage_norm
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import rank_folder
 
@@ -48,6 +48,15 @@ class MadeRun:
                 losses = {name: x[rank] for name, x in record["local_loss"].items()}
                 writer.write({"local_loss": losses, **(shared if rank == 0 else {})})
 
+    def slack(self, number: int) -> float:
+        """Return by how much updates may differ as one side adds `TORCH_EPSILON` to the norm and the other does not."""
+        if self._clipping.max_norm is None:
+            return 0.0
+        variant = self._variants[number]
+        record = self._run.records[variant.step % len(self._run.records)]
+        norm = stage_norm(self._gradients(record, variant)["gradients"])
+        return 2 * TORCH_EPSILON / norm if norm > self._clipping.max_norm else 0.0
+
     def _gradients(self, record: Mapping[str, Tensors], variant: Variant) -> dict[str, Tensors]:
         own = "clipped_gradients" if self._clipping == NOT_CLIPPED else "gradients"
         gradients = {name: x * variant.gradients for name, x in full(record, own).items()}
@@ -60,7 +69,7 @@ def _with_spike(gradients: Tensors, size: float) -> Tensors:
     """Replace the middle element of the largest gradient by so many times the largest element of all.
 
     >>> _with_spike({"b": np.ones(1), "w": np.array([1.0, -2.0, 0.0])}, 1e6)["w"]
-    array([ 1.e+00,  2.e+06,  0.e+00])
+    array([1.e+00, 2.e+06, 0.e+00])
     """
     name = max(gradients, key=lambda name: gradients[name].size)
     changed = gradients[name].copy()

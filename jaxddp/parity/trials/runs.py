@@ -16,7 +16,7 @@ from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import ORDER
 from jaxddp.parity.jax_side.child import Forced, jax_records
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.port.variants import Variant
+from jaxddp.parity.port.variants import Variant, scaled_by_batch
 from jaxddp.parity.records import Record, StoredRecord
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side.pool import torch_records
@@ -62,6 +62,9 @@ class TrialRuns:
     def __init__(self, runs: Runs, workers: Workers):
         assert isinstance(runs.case, PortCase), "jaxddp's own models have no trials"
         self._runs, self._workers, self.case = runs, workers, runs.case
+        self._forced = runs.case
+        if runs.facts.custom_step:  # its optimizer gets the gradients of its own loss
+            self._forced = replace(runs.case, source=scaled_by_batch(runs.case.source))
         self._numbers = itertools.count()
 
     def tried(self, variants: Sequence[Variant]) -> Iterator[Tried]:
@@ -70,16 +73,19 @@ class TrialRuns:
         Raises:
             ChildError: a side fails.
         """
-        left = tuple(variants)
+        custom = self._runs.facts.custom_step
+        left = tuple(replace(variant, scales_loss=custom) for variant in variants)
         while left:
-            torch, jax, why = self._take(left)
+            made = self.made_run(left)
+            torch, jax, why = self._take(made, left)
             count = len(torch)
             judgement = judge(torch, jax, self._runs.facts, self._runs.summary.optimizer, self._runs.summary.highest)
             trial: Trial | None = None
             for place, variant in enumerate(left[:count]):
                 trial = variant.trial or trial  # a step as it is shows what the optimizer remembers
                 if trial is not None:
-                    yield judged(Tried(variant, trial, {}, place, left), judgement, torch[place], jax[place])
+                    tried = Tried(variant, trial, {}, place, left)
+                    yield judged(tried, judgement, torch[place], jax[place], made.slack(place))
             if not why:
                 return
             if (raising := left[count].trial) is not None:
@@ -99,7 +105,7 @@ class TrialRuns:
         return made, torch, jax
 
     def evidence(self, tried: Tried) -> Evidence:
-        """Return the evidence for a diagnosis of a variant: torch takes it freely, and jax each step from torch's state.
+        """Return the evidence on a variant: torch takes it freely, and jax each step from torch's state.
 
         Raises:
             ChildError: a side fails.
@@ -107,7 +113,7 @@ class TrialRuns:
         of_model = tried.trial.kind in OF_MODEL
         variants = (tried.variant,) if of_model else tried.variants[: tried.place + 1]
         made, of_torch, of_jax = self.folders()
-        case, run = replace(self.case, variants=variants), self.made_run(variants)
+        case, run = replace(self._forced, variants=variants), self.made_run(variants)
         start, sizes = run.start(), (case.world_size, case.steps)
         run.write(made, 1)
         given = None if of_model or self._runs.facts.custom_step else rank_folder(made, 0)
@@ -122,10 +128,12 @@ class TrialRuns:
         judgement = judge(*records, facts, summary.optimizer, summary.highest)
         return Evidence(case, facts, summary, start, *records, of_torch, of_jax, judgement, summands)
 
-    def _take(self, variants: tuple[Variant, ...]) -> tuple[Sequence[StoredRecord], Sequence[StoredRecord], str]:
+    def _take(
+        self, run: MadeRun, variants: tuple[Variant, ...]
+    ) -> tuple[Sequence[StoredRecord], Sequence[StoredRecord], str]:
         """Let both sides take variants; return their records, and why torch ended before the last variant."""
         made, of_torch, of_jax = self.folders()
-        case, run = replace(self.case, variants=variants), self.made_run(variants)
+        case = replace(self._forced, variants=variants)
         run.write(made, case.world_size)
         start, ranks = run.start(), [rank_folder(made, rank) for rank in range(case.world_size)]
         sizes = case.world_size, case.steps
@@ -139,22 +147,30 @@ class TrialRuns:
         return torch_records(of_torch, case.world_size, summands=self._runs.summands), jax_records(of_jax), why
 
 
-def judged(tried: Tried, judgement: Judgement, torch: Record, jax: Record) -> Tried:
-    """Return a variant with the stages that differ in it, or with why they cannot be compared."""
+def judged(tried: Tried, judgement: Judgement, torch: Record, jax: Record, slack: float = 0.0) -> Tried:
+    """Return a variant with the stages that differ in it, or with why they cannot be compared.
+
+    Args:
+        tried: the variant.
+        judgement, torch, jax: of its run; the records of its step.
+        slack: by how much its update and the optimizer's state may differ further.
+    """
     differing: dict[str, Located] = {}
     for stage in ORDER:
         of_steps = judgement.given.get(stage) or judgement.residuals.get(stage, [])
         if tried.place >= len(of_steps) or not of_steps[tried.place]:
             continue
         located = Located.worst(tried.place + 1, of_steps[tried.place], judgement.allowed(stage, tried.place + 1))
-        if located.residual <= located.allowed:
+        if located.residual <= located.allowed + (slack if stage in ("update", "optimizer_state") else 0.0):
             continue
-        finite = _is_finite(torch, stage), _is_finite(jax, stage)
-        hides = finite == (False, True) and stage == "update"  # jax's optimizer turns NaN into an update
-        if not all(finite) and not hides:
-            sides = {(False, False): "either side", (False, True): "torch", (True, False): "jax"}[finite]
-            why = f"the {stage.replace('_', ' ')} is not finite on {sides}".replace("on torch", "in torch")
-            return replace(tried, trial=replace(tried.trial, left_out=why.replace("on jax", "in jax")))
+        of_torch, of_jax = _is_finite(torch, stage), _is_finite(jax, stage)
+        is_nan = math.isnan(tried.variant.spike or 0.0)
+        if is_nan and not (of_torch or of_jax):
+            continue  # as it should be
+        if not (of_torch and of_jax) and not (is_nan and of_jax):  # an optimizer of jax's that hides NaN differs
+            sides = "either side" if of_torch == of_jax else "jax" if of_torch else "torch"
+            why = f"the {stage.replace('_', ' ')} is not finite in {sides}".replace("in either", "on either")
+            return replace(tried, trial=replace(tried.trial, left_out=why))
         differing[stage] = located
     return replace(tried, differing=differing)
 

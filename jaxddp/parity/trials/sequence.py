@@ -22,17 +22,21 @@ def of_model(steps: int) -> list[Variant]:
     ]
 
 
-def of_optimizer(has_moments: bool) -> list[Variant]:
+def of_optimizer(has_moments: bool, by_loss: bool = False) -> list[Variant]:
     """Return variants of the gradients that the optimizer gets, one after the other, as its state remembers.
 
     Args:
         has_moments: both sides show the optimizer's first moments.
+        by_loss: gradients can be changed by a factor of the loss alone.
 
-    >>> [variant.trial.what for variant in of_optimizer(True) if variant.trial][-1]
+    Args:
+        has_moments: both sides show the optimizer's first moments.
+
+    >>> [variant.trial.what for variant in of_optimizer(True, by_loss=True) if variant.trial][-1]
     'with first moments 10,000 times as large'
     """
     moments = Trial("optimizer_state", "with first moments 10,000 times as large")
-    return [
+    variants = [
         Variant(),
         Variant(Trial("gradients", "with gradients 1000 times as large"), gradients=1e3),
         Variant(),
@@ -43,3 +47,4 @@ def of_optimizer(has_moments: bool) -> list[Variant]:
         *([Variant(moments, moments=1e4)] if has_moments else []),
         Variant(Trial("gradients", "with one NaN among the gradients"), spike=float("nan")),
     ]
+    return [variant for variant in variants if not by_loss or variant.spike is None]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -71,11 +70,7 @@ class SizeTrials(TrialRuns):
         source = with_variants(self.case.source, variants, self.case.world_size)
         case = replace(self.case, source=source, world_size=count)
         steps = Steps(case.torch_source, "float64", count, case.steps, of_torch, start, variants=variants)
-        with ExitStack() as context:
-            torch = self._workers.torch
-            if count > self.case.world_size:  # a process group has as many ranks as it was made with
-                torch = context.enter_context(self._workers.further_torch(count))
-            summaries = torch.do(steps)
+        summaries = self._workers.torch_of(count).do(steps)
         if why := next((summary.raised for summary in summaries if summary.raised), ""):
             return Tried(variant, replace(variant.trial, left_out=why), {}, 0, variants)
         self._workers.jax.do(Forced(case, start, of_torch, of_jax, replicas=count))

@@ -1,0 +1,114 @@
+"""Faults that no step of a run exercises are found beyond it, and right ports have none there."""
+
+import pytest
+
+from jaxddp.parity.report.report import Report
+from tests.support.checks import Checked
+from tests.support.small_port import Change, own_optimizers
+
+IN_JAX = ("    from flax import nnx\n", "    from flax import nnx\n    from jax import numpy as jnp\n")
+CAPPED = ("return self.fc2(nnx.tanh(self.fc1(x)))", "return jnp.minimum(self.fc2(nnx.tanh(self.fc1(x))), 3.0)")
+OF_TWELVE = ('batch["y"]).mean()', 'batch["y"]).sum() / 12')
+LARGE_HALVED = "__import__('jax').tree.map(lambda x: x * (1 - 0.5 * (abs(x) > {})), u)"
+STEP = """
+def flax_step(loss, optimizer, state, batch):
+    import jax, optax
+    from jaxddp.state import TrainState
+    (value, buffers), local = jax.value_and_grad(loss, has_aux=True)(state.params, state.buffers, batch)
+    gradients = {}
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    return TrainState(state.step + 1, optax.apply_updates(state.params, updates), buffers, opt_state), dict()
+"""
+PMEAN = 'jax.lax.pmean(local, "replica")'
+OVER_TWO = 'jax.lax.psum(jax.tree.map(lambda g: g / 2, local), "replica")'
+CLAMPED = f"jax.tree.map(lambda g: g.clip(-9, 9), {PMEAN})"
+
+
+def adam_in(*members: str) -> Change:
+    return own_optimizers("Adam(parameters, lr=1e-2)", f"optax.chain({', '.join(members)})")
+
+
+def halved(bound: float) -> str:
+    return f"optax.stateless(lambda u, _: {LARGE_HALVED.format(bound)})"
+
+
+def beyond_of(report: Report) -> dict[str, str]:
+    assert report.verdict == "beyond", str(report)
+    return {beyond.trial.what: beyond.stage for beyond in report.beyond}
+
+
+FAULTS = {
+    "a cap of the logits": ([IN_JAX, CAPPED], "", "with weights 4 times as large", "local_loss"),
+    "a count of the examples": ([OF_TWELVE], "", "with one example less", "local_loss"),
+    "clipping before Adam": (
+        [adam_in("optax.clip_by_global_norm(50.0)", "optax.adam(1e-2)")],
+        "",
+        "with gradients 1000 times as large",
+        "update",
+    ),
+    "large updates halved": (
+        [adam_in("optax.adam(1e-2)", halved(0.5))],
+        "",
+        "with first moments 10,000 times as large",
+        "update",
+    ),
+    "an update skipped at NaN": (
+        [own_optimizers("SGD(parameters, lr=0.1)", "optax.apply_if_finite(optax.sgd(0.1), 5)")],
+        "",
+        "with one NaN among the gradients",
+        "update",
+    ),
+    "a step's own clamp": ([], STEP.format(CLAMPED), "with gradients 1000 times as large", "update"),
+    "a count of the replicas": ([], STEP.format(OVER_TWO), "with 3 replicas", "update"),
+}
+
+
+@pytest.mark.parametrize(("changes", "more", "trial", "stage"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_that_the_run_does_not_exercise_is_found_beyond_it(
+    changes: list[Change], more: str, trial: str, stage: str, checked: Checked
+) -> None:
+    report = checked(*changes, more=more, quick=False)
+    assert beyond_of(report)[trial] == stage
+    assert report.exit_code() == 0 and report.exit_code(strict=True) == 1
+
+
+def test_the_number_that_counts_examples_is_named_with_its_line(checked: Checked) -> None:
+    (beyond,) = checked(OF_TWELVE, quick=False).beyond
+    assert beyond.says == "12 counts the batch of this run"
+    assert beyond.jax is not None and OF_TWELVE[1] in beyond.jax.itself
+
+
+RIGHT = {
+    "the port as it is": ([], ""),
+    "a step of its own": ([], STEP.format(PMEAN)),
+    "clipping on both sides": ([], "clip_grad_norm = 0.05"),
+    "accumulation": ([], "accumulation_steps = 3"),
+    "RMSprop": (
+        [own_optimizers("RMSprop(parameters, lr=0.01, alpha=0.9)", "jaxddp.optim.rmsprop(0.01, alpha=0.9)")],
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "more"), RIGHT.values(), ids=RIGHT)
+def test_a_right_port_is_equal_beyond_the_run(changes: list[Change], more: str, checked: Checked) -> None:
+    report = checked(*changes, more=more, quick=False)
+    assert report.verdict == "equal", str(report)
+    assert len(report.trials) >= 12
+    assert not [trial for trial in report.trials if trial.left_out]
+
+
+def test_a_loss_that_raises_leaves_its_trial_out_and_no_other(checked: Checked) -> None:
+    raises = (
+        'return F.cross_entropy(model(batch["x"]',
+        'assert batch["x"].sum() > 0; return F.cross_entropy(model(batch["x"]',
+    )
+    report = checked(raises, quick=False)
+    assert report.verdict == "equal", str(report)
+    left_out = {trial.what: trial.left_out for trial in report.trials if trial.left_out}
+    assert [*left_out] == ["with a batch of the other sign"]
+    assert "torch_loss raises AssertionError" in left_out["with a batch of the other sign"]
+
+
+def test_a_quick_check_tries_nothing_beyond_the_run(checked: Checked) -> None:
+    assert checked(OF_TWELVE).trials == ()
