@@ -12,6 +12,7 @@ from jaxddp.parity.findings import Difference, Problem
 from jaxddp.parity.port.variants import Variant
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side.variants import FIRST_MOMENTS
+from jaxddp.parity.trials.long_run import LONG, after_many_steps
 from jaxddp.parity.trials.runs import Tried
 from jaxddp.parity.trials.sequence import of_model, of_optimizer
 from jaxddp.parity.trials.sizes import SizeTrials, counted
@@ -37,6 +38,8 @@ class BeyondRun:
         by_loss = self._runs.facts.custom_step
         model = [*self._tried(of_model(self._steps))]
         optimizer = [*self._tried(of_optimizer(self._has_moments(), by_loss))]
+        if not self._runs.facts.multi_loss:
+            optimizer += self._run(lambda: [after_many_steps(self._trials)], (Variant(LONG),))
         sizes = self._run(lambda: [*self._trials.sizes()], (Variant(self._trials.more), Variant(self._trials.shorter)))
         beyond = [*self._explained(model), *self._explained(optimizer), *self._of_sizes(sizes)]
         trials = {one.trial.what: one.trial for one in (*model, *optimizer, *sizes)}
@@ -75,7 +78,7 @@ class BeyondRun:
             return
         first = differing[0]
         others = tuple(dict.fromkeys(one.trial for one in differing if one.trial != first.trial))
-        evidence = self._run_alone(lambda: self._trials.evidence(first))
+        evidence = None if first.trial == LONG else self._run_alone(lambda: self._trials.evidence(first))
         differences = [] if evidence is None else find_differences(evidence, self._searches)
         stages = [one.stage for one in differences if one.stage in first.differing]
         for stage in dict.fromkeys(stages or [*first.differing][:1]):

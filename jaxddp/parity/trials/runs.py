@@ -57,11 +57,15 @@ class TrialRuns:
     Args:
         runs: the run's records.
         workers: processes in which the sides run.
+
+    Attributes:
+        runs, workers: as above.
+        case: the run's case.
     """
 
     def __init__(self, runs: Runs, workers: Workers):
         assert isinstance(runs.case, PortCase), "jaxddp's own models have no trials"
-        self._runs, self._workers, self.case = runs, workers, runs.case
+        self.runs, self.workers, self.case = runs, workers, runs.case
         self._forced = runs.case
         if runs.facts.custom_step:  # its optimizer gets the gradients of its own loss
             self._forced = replace(runs.case, source=scaled_by_batch(runs.case.source))
@@ -73,13 +77,13 @@ class TrialRuns:
         Raises:
             ChildError: a side fails.
         """
-        custom = self._runs.facts.custom_step
+        custom = self.runs.facts.custom_step
         left = tuple(replace(variant, scales_loss=custom) for variant in variants)
         while left:
             made = self.made_run(left)
             torch, jax, why = self._take(made, left)
             count = len(torch)
-            judgement = judge(torch, jax, self._runs.facts, self._runs.summary.optimizer, self._runs.summary.highest)
+            judgement = judge(torch, jax, self.runs.facts, self.runs.summary.optimizer, self.runs.summary.highest)
             trial: Trial | None = None
             for place, variant in enumerate(left[:count]):
                 trial = variant.trial or trial  # a step as it is shows what the optimizer remembers
@@ -92,16 +96,16 @@ class TrialRuns:
                 yield Tried(left[count], replace(raising, left_out=why), {}, count, left)
             left = left[count + 1 :]
 
-    def made_run(self, variants: Sequence[Variant]) -> MadeRun:
-        """Return the made run of variants."""
-        facts, run = self._runs.facts, raw_run(self._runs.path("torch64"), self._runs.start, self.case.world_size)
+    def made_run(self, variants: Sequence[Variant], gives_gradients: bool = False) -> MadeRun:
+        """Return the made run of variants; `gives_gradients`: also where a `flax_step` does not take them."""
+        facts, run = self.runs.facts, raw_run(self.runs.path("torch64"), self.runs.start, self.case.world_size)
         clipping = reference_clipping(facts) if facts.clips_inside else NOT_CLIPPED
-        return MadeRun(run, variants, clipping, not facts.custom_step)
+        return MadeRun(run, variants, clipping, gives_gradients or not facts.custom_step)
 
     def folders(self) -> tuple[Path, Path, Path]:
         """Return new folders: of a made run, of torch's records and of jax's."""
         number = next(self._numbers)
-        made, torch, jax = (self._runs.path(f"trial{number} {name}") for name in ("made", "torch", "jax"))
+        made, torch, jax = (self.runs.path(f"trial{number} {name}") for name in ("made", "torch", "jax"))
         return made, torch, jax
 
     def evidence(self, tried: Tried) -> Evidence:
@@ -116,14 +120,14 @@ class TrialRuns:
         case, run = replace(self._forced, variants=variants), self.made_run(variants)
         start, sizes = run.start(), (case.world_size, case.steps)
         run.write(made, 1)
-        given = None if of_model or self._runs.facts.custom_step else rank_folder(made, 0)
+        given = None if of_model or self.runs.facts.custom_step else rank_folder(made, 0)
         steps = Steps(case.torch_source, "float64", *sizes, of_torch, start, given=given, variants=variants)
-        self._workers.torch.do(steps)
-        self._workers.jax.do(Forced(case, start, of_torch, of_jax))
+        self.workers.torch.do(steps)
+        self.workers.jax.do(Forced(case, start, of_torch, of_jax))
         return self._evidence(case, start, of_torch, of_jax)
 
     def _evidence(self, case: PortCase, start: Arrays, of_torch: Path, of_jax: Path) -> Evidence:
-        facts, summary, summands = self._runs.facts, self._runs.summary, self._runs.summands
+        facts, summary, summands = self.runs.facts, self.runs.summary, self.runs.summands
         records = torch_records(of_torch, case.world_size, summands=summands), jax_records(of_jax)
         judgement = judge(*records, facts, summary.optimizer, summary.highest)
         return Evidence(case, facts, summary, start, *records, of_torch, of_jax, judgement, summands)
@@ -138,13 +142,13 @@ class TrialRuns:
         start, ranks = run.start(), [rank_folder(made, rank) for rank in range(case.world_size)]
         sizes = case.world_size, case.steps
         steps = Steps(case.torch_source, "float64", *sizes, of_torch, start, reference=ranks, variants=variants)
-        self._workers.jax.start(Forced(case, start, made, of_jax))
+        self.workers.jax.start(Forced(case, start, made, of_jax))
         try:
-            summaries = self._workers.torch.do(steps)
+            summaries = self.workers.torch.do(steps)
         finally:
-            self._workers.jax.wait()
+            self.workers.jax.wait()
         why = next((summary.raised for summary in summaries if summary.raised), "")
-        return torch_records(of_torch, case.world_size, summands=self._runs.summands), jax_records(of_jax), why
+        return torch_records(of_torch, case.world_size, summands=self.runs.summands), jax_records(of_jax), why
 
 
 def judged(tried: Tried, judgement: Judgement, torch: Record, jax: Record, slack: float = 0.0) -> Tried:

@@ -46,7 +46,7 @@ class SizeTrials(TrialRuns):
             yield Tried(Variant(self.shorter), replace(self.shorter, left_out=why), {}, 0, ())
         else:
             yield from self._more_and_shorter()
-        if self.case.world_size > 1 and not self._runs.facts.multi_loss:  # it may ask torch for the number of ranks
+        if self.case.world_size > 1 and not self.runs.facts.multi_loss:  # it may ask torch for the number of ranks
             yield self._size(Variant(self._replicas(1)), 1)
 
     def _more_and_shorter(self) -> Iterator[Tried]:
@@ -66,16 +66,16 @@ class SizeTrials(TrialRuns):
         """Let both sides take a step of a variant on so many replicas."""
         assert variant.trial is not None
         _, of_torch, of_jax = self.folders()
-        variants, start = (variant,), self._runs.start
+        variants, start = (variant,), self.runs.start
         source = with_variants(self.case.source, variants, self.case.world_size)
         case = replace(self.case, source=source, world_size=count)
         steps = Steps(case.torch_source, "float64", count, case.steps, of_torch, start, variants=variants)
-        summaries = self._workers.torch_of(count).do(steps)
+        summaries = self.workers.torch_of(count).do(steps)
         if why := next((summary.raised for summary in summaries if summary.raised), ""):
             return Tried(variant, replace(variant.trial, left_out=why), {}, 0, variants)
-        self._workers.jax.do(Forced(case, start, of_torch, of_jax, replicas=count))
-        torch_run, jax_run = torch_records(of_torch, count, summands=self._runs.summands), jax_records(of_jax)
-        judgement = judge(torch_run, jax_run, self._runs.facts, self._runs.summary.optimizer)
+        self.workers.jax.do(Forced(case, start, of_torch, of_jax, replicas=count))
+        torch_run, jax_run = torch_records(of_torch, count, summands=self.runs.summands), jax_records(of_jax)
+        judgement = judge(torch_run, jax_run, self.runs.facts, self.runs.summary.optimizer)
         tried = judged(Tried(variant, variant.trial, {}, 0, variants), judgement, torch_run[0], jax_run[0])
         return replace(tried, factor=_factor(torch_run[0], jax_run[0], tried), sizes=summaries[0].sizes, count=count)
 
