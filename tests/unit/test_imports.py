@@ -118,7 +118,7 @@ ORDER = [
 PARITY_ORDER = [
     ["lazy_arrays", "operations"],
     ["stored_tensors", "sums", "quote"],
-    ["coverage"],
+    ["coverage", "held_types"],
     ["port", "records", "excerpts", "fingerprints", "catalogue", "environment", "family", "stopping"],
     ["user_code"],
     ["processes", "case_interface", "findings", "convert", "progress"],
@@ -145,6 +145,7 @@ NEITHER = (
     "operations.py",
     "quote.py",
     "coverage.py",
+    "held_types.py",
     "family.py",
     "findings.py",
     "progress.py",

@@ -332,10 +332,19 @@ def states_apart(jax: Tensors, torch: Tensors, optimizer: str, whole: bool = Tru
     state_residuals: dict[str, float] = {}
     for kind in sorted({key.partition(":")[0] for key in torch}):
         torch_states = {key: x for key, x in torch.items() if key.startswith(f"{kind}:")}
-        for name in STATES.get(kind, MOMENTUM if optimizer == "SGD" else ()):
+        for name in states_of_kind(kind, optimizer):
             jax_states = {key: jax[twin] for key in torch_states if (twin := key.replace(kind, name, 1)) in jax}
             if jax_states and (not whole or jax_states.keys() == torch_states.keys()):
                 same_units = _like(jax_states, torch_states) if name in MOMENTUM else jax_states
                 state_residuals |= residuals(same_units, {key: torch_states[key] for key in jax_states})
                 break
     return state_residuals
+
+
+def states_of_kind(kind: str, optimizer: str) -> tuple[str, ...]:
+    """Return optax's names for a state of torch's optimizer of this class.
+
+    >>> states_of_kind("exp_avg", "AdamW"), states_of_kind("momentum_buffer", "SGD")
+    (('mu',), ('buffer', 'trace'))
+    """
+    return STATES.get(kind, MOMENTUM if optimizer == "SGD" else ())
