@@ -207,7 +207,7 @@ def report_on(
         untried.append(PATCHES)
     exercised = idle(evidence.torch, reference_clipping(runs.facts), evidence.summands)
     grown = [] if differences else grown_rounding(free, rate_rounding)
-    types = compare_types(*runs.types, runs.summary.optimizer) if isinstance(runs.case, PortCase) else None
+    types = compare_types(*runs.types, runs.summary.optimizer) if runs.types else None
     flags = runs.facts.unchecked
     not_checked = [f"Not part of the check: {listed(flags)}, which this file sets."] if flags else []
     return Report(

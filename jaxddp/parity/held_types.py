@@ -6,6 +6,7 @@ Each side collects its own, and `jaxddp.parity.compare.types` compares them.
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from jaxddp.parity.operations import SourceLine
@@ -54,3 +55,14 @@ class HeldTypes:
         except Exception as error:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             self.left_out |= {kind: why for kind in kinds if kind not in self.of}
+
+
+def version_of(port: str) -> tuple[str, int]:
+    """Return a port's name with the time at which its file was written; 0: it is no file.
+
+    A module beside the file runs once in a process, and so does what it sets for all of jax or torch: this is kept by
+    the port's version.
+    """
+    with contextlib.suppress(OSError):
+        return port, Path(port).stat().st_mtime_ns
+    return port, 0

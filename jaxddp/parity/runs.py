@@ -63,7 +63,7 @@ class Runs:
         names: proposed table of names, with rules as text; {}: none.
         no_twin: proposed constants; (): none.
         summands: elements of torch's vectors that jax's arrays add to others; torch's records are read accordingly.
-        types: types that each side, torch and jax, holds as written; None: unknown.
+        types: types that torch and jax hold as written; None: unknown, or a built-in model's.
         problems: runs that failed, and why.
         torch, jax: float64 records; jax's run is forced.
         free: float64 records of jax's free run.
@@ -82,7 +82,7 @@ class Runs:
         self.names: dict[str, str] = {}
         self.no_twin: tuple[str, ...] = ()
         self.summands: list[Summand] = []
-        self.types: tuple[HeldTypes | None, HeldTypes | None] = (None, None)
+        self.types: tuple[HeldTypes, HeldTypes] | None = None
         self.torch, self.torch32 = self._torch("torch64"), self._torch("torch32")
         self.jax, self.free, self.jax32 = self._jax("jax64"), self._jax("free"), self._jax("jax32")
 
@@ -194,7 +194,8 @@ class Runs:
             self.problems = [problem for problem in self.problems if problem.side != "jax"]
         self.case = replace(self.case, casts=self.facts.casts)
         for found in answers:
-            self.names, self.no_twin, self.types = found.names, found.no_twin, (types, found.types)
+            self.names, self.no_twin = found.names, found.no_twin
+            self.types = (types, found.types) if types and found.types else None
             self.summands += found.summands
             if found.without_twin:
                 self.problems.append(Problem("port", "names", found.without_twin.removeprefix("names: ")))

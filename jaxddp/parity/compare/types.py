@@ -28,15 +28,13 @@ class ComparedTypes(NamedTuple):
     sentences: tuple[str, ...] = ()
 
 
-def compare_types(torch: HeldTypes | None, jax: HeldTypes | None, optimizer: str) -> ComparedTypes:
+def compare_types(torch: HeldTypes, jax: HeldTypes, optimizer: str) -> ComparedTypes:
     """Compare the types of both sides.
 
     Args:
-        torch, jax: types of each side; None: they are not known.
+        torch, jax: types of each side.
         optimizer: class name of torch's optimizer.
     """
-    if torch is None or jax is None:
-        return ComparedTypes(Aspect("not compared", ("Types were not compared, since the sides were not paired.",)))
     differing: dict[tuple[object, ...], list[Pair]] = {}
     of_parameters: dict[str, tuple[str, str]] = {}
     for kind in KINDS:
@@ -81,12 +79,14 @@ def _pairs(kind: str, torch: HeldTypes, jax: HeldTypes, optimizer: str) -> Itera
 def _twins_of_moments(
     torch: Mapping[str, HeldType], jax: Mapping[str, HeldType], twins: tuple[tuple[str, str], ...], optimizer: str
 ) -> Iterator[tuple[str, str]]:
+    arrays: dict[str, list[str]] = {}
+    for tensor, array in twins:
+        arrays.setdefault(tensor, []).append(array)
     for key in torch:
         kind, _, tensor = key.partition(":")
-        for name, array in twins:
-            of_jax = [f"{one}:{array}" for one in states_of_kind(kind, optimizer) if f"{one}:{array}" in jax]
-            if name == tensor and of_jax:
-                yield key, of_jax[0]
+        for array in arrays.get(tensor, ()):
+            names = [f"{name}:{array}" for name in states_of_kind(kind, optimizer) if f"{name}:{array}" in jax]
+            yield from ((key, name) for name in names[:1])
 
 
 def _difference(kind: str, pairs: list[Pair]) -> Difference:

@@ -14,7 +14,7 @@ from jaxddp.nn.any_model import AnyFunctional, transformation_of
 from jaxddp.nn.model_tree import seeing
 from jaxddp.optim.groups import Grouped
 from jaxddp.parity.convert import Converter
-from jaxddp.parity.held_types import HeldType, HeldTypes
+from jaxddp.parity.held_types import HeldType, HeldTypes, version_of
 from jaxddp.parity.jax_side.multi_loss_step import multi_loss_step
 from jaxddp.parity.jax_side.optimizer_line import line_of_making
 from jaxddp.parity.jax_side.side import states_of_parameters
@@ -29,7 +29,7 @@ PRODUCTS = {
     **{"high": "TensorFloat32", "tensorfloat32": "TensorFloat32", "default": "TensorFloat32"},
     **{"highest": "float32", "float32": "float32"},
 }
-_wide: dict[str, bool] = {}  # by port: modules beside a file run once in a process, and so do their choices
+_wide: dict[tuple[str, int], bool] = {}  # see `version_of`
 
 
 @contextmanager
@@ -38,12 +38,12 @@ def own_settings(port: str) -> Iterator[None]:
 
     A port's code runs without 64 bits until it sets them itself, whatever the environment says.
     """
-    before = _settings()
-    jax.config.update("jax_enable_x64", _wide.get(port, False))
+    before, version = _settings(), version_of(port)
+    jax.config.update("jax_enable_x64", _wide.get(version, False))
     try:
         yield
     finally:
-        _wide[port], _ = _settings()
+        _wide[version], _ = _settings()
         for name, value in zip(("jax_enable_x64", "jax_default_matmul_precision"), before, strict=True):
             jax.config.update(name, value)
 

@@ -1,10 +1,11 @@
 """Types of numbers that a port's torch half holds when it trains as written. Imports no jax."""
 
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from itertools import islice
 from typing import Any
 from unittest import mock
 
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from jaxddp.parity.held_types import HeldType, HeldTypes
-from jaxddp.parity.operations import SourceLine, calling_lines, line_of_user
+from jaxddp.parity.held_types import HeldType, HeldTypes, version_of
+from jaxddp.parity.operations import SourceLine, is_of_user
 from jaxddp.parity.port import Port
 from jaxddp.parity.torch_side.made_lines import Made, lines_of_layers, noted
 from jaxddp.parity.torch_side.side import default_dtype, to_batch
@@ -35,7 +36,7 @@ class Defaults:
     products: str = ""
 
 
-_of_ports: dict[str, Defaults] = {}  # modules beside a file run once in a process, and so do their choices
+_of_ports: dict[tuple[str, int], Defaults] = {}  # see `version_of`
 
 
 @contextmanager
@@ -45,13 +46,13 @@ def own_defaults(port: str) -> Iterator[Defaults]:
     Args:
         port: name of the port, whose file is loaded in this context.
     """
-    own = _of_ports.setdefault(port, Defaults())
+    own = _of_ports.setdefault(version_of(port), Defaults())
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
 
     def noting(function: Callable[[Any], None]) -> Callable[[Any], None]:
         def note(choice: Any) -> None:
-            if line_of_user(islice(calling_lines(), 1, 2)) is None:
+            if not is_of_user(sys._getframe(1).f_code.co_filename):
                 function(choice)
             elif isinstance(choice, torch.dtype):
                 own.dtype = _name_of(choice)
@@ -70,31 +71,36 @@ def own_defaults(port: str) -> Iterator[Defaults]:
         torch.set_float32_matmul_precision(precision)
 
 
-def held_types(port: Port, own: Defaults, on_meta: bool) -> HeldTypes:
+def held_types(port: Port, own: Defaults, computes: bool) -> HeldTypes:
     """Return the types of a port's model, of its optimizers' states after one step, and of its loss.
+
+    They are taken from tensors without memory, which takes a tenth of the time.
 
     Args:
         port: the port.
         own: what it sets for all of torch.
-        on_meta: make the tensors without memory, for a large model.
+        computes: whether to compute with numbers where it takes them, unless the model is large.
     """
+    with default_dtype(own.dtype), torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+        types = _held_on("meta", port, own)
+        return _held_on("cpu", port, own) if types.left_out and computes else types
+
+
+def _held_on(device: str, port: Port, own: Defaults) -> HeldTypes:
     types = HeldTypes(products=own.products)
-    device = torch.device("meta" if on_meta else "cpu")
     with (
-        default_dtype(own.dtype),
-        torch.random.fork_rng(devices=[]),
         _autocasts() as casts,
         types.collecting("parameters", "buffers", "moments", "losses"),
         noted(Optimizer) as optimizers,
     ):
-        with noted(nn.Module) as modules, device:
+        with noted(nn.Module) as modules, torch.device(device):
             model = port.torch_model()
         types.of |= _of_model(model, modules, line_of_function(port.torch_model))
         batch = port.first_batch("torch")
         if port.batch is None:  # of a shared one, each side has what it makes of it
             types.of["inputs"] = {name: HeldType(_input(x.dtype.name, own.dtype)) for name, x in batch.items()}
         tensors = {name: x.to(device) for name, x in to_batch(batch, own.dtype).items()}
-        with types.collecting("losses"), device:
+        with types.collecting("losses"), torch.device(device):
             types.of["losses"] = _of_losses(port, model, tensors)
         with types.collecting("moments"):
             types.of["moments"] = _of_optimizers(port, model, optimizers)
