@@ -60,6 +60,21 @@ def projections(
     return (along.reshape(-1, COUNT) * array(rest)).sum(0)
 
 
+def by_sizes(x: Any, library: Any = np, array: Callable[[np.ndarray], Any] = np.asarray) -> Any:
+    """Return projections that are equal for a tensor and its transpose, since signs depend on the sizes of axes.
+
+    >>> x = np.arange(6.0).reshape(2, 3)
+    >>> np.array_equal(by_sizes(x), by_sizes(x.T))
+    True
+    """
+    return projections(x, tuple(x.shape), library, array)
+
+
+def size_of(whole: np.ndarray) -> float:
+    """Return about the norm of the tensor that has these projections."""
+    return float(np.sqrt(np.mean(np.square(whole))))
+
+
 def projections_of(
     tensors: Mapping[str, Any], is_large: Callable[[tuple[int, ...]], bool], library: Any = np
 ) -> dict[str, Any]:
