@@ -25,6 +25,7 @@ from jaxddp.parity.compare.finite import NotFinite, first_not_finite
 from jaxddp.parity.compare.free_running import drifts, free_running, grown_rounding, with_drift_of_rounding
 from jaxddp.parity.compare.idle import idle
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
+from jaxddp.parity.compare.types import compare_types
 from jaxddp.parity.coverage import Beyond, Trial
 from jaxddp.parity.diagnosis.cause_lines import START, with_function_lines
 from jaxddp.parity.diagnosis.differences import find_differences, unexplained
@@ -144,6 +145,7 @@ def _with_wide_arrays(runs: Runs, case: PortCase | Case, workers: Workers) -> tu
         return runs, ()
     wide = Runs(replace(case, wide=True), workers, runs.seed, runs.progress)
     wide.in_float64()
+    wide.types = runs.types  # as written
     if wide.problems or not len(wide.jax) or (evidence := wide.evidence()).judgement.first:
         return runs, ()
     problems: list[Problem] = []
@@ -218,6 +220,7 @@ def report_on(
         untried += [BEYOND] * of_trials.ended
     exercised = idle(evidence.torch, reference_clipping(runs.facts), evidence.summands)
     grown = [] if differences else grown_rounding(free, rate_rounding)
+    types = compare_types(*runs.types, runs.summary.optimizer) if runs.types else None
     flags = runs.facts.unchecked
     not_checked = [f"Not part of the check: {listed(flags)}, which this file sets."] if flags else []
     return Report(
@@ -228,16 +231,17 @@ def report_on(
         stages=evidence.judgement.results(alone=not differences),
         unseen=_unseen(runs),
         losses=_losses(runs),
-        differences=tuple(differences),
+        differences=(*(types.differences if types else ()), *differences),
         numerics=numerics,
         trials=trials,
         beyond=beyond,
+        aspects={"types": types.aspect} if types else {},
         intended=dict(runs.facts.intended),
         problems=tuple(problems),
         names=runs.names,
         no_twin=runs.no_twin,
         free_running=free,
-        idle=(*remarks, *exercised, *grown, *not_checked),
+        idle=(*remarks, *exercised, *grown, *(types.sentences if types else ()), *not_checked),
         rate_rounding=rate_rounding,
         ended=progress.stop.why if untried else "",
         untried=tuple(untried) if progress.stop.why else (),

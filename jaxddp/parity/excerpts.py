@@ -2,7 +2,7 @@
 
 For a tensor with more than `LARGE` elements, a record holds evenly spaced elements, some from every row and column, and
 the norm of all elements. Excerpts suffice to judge elementwise computations, such as the mean over the replicas or an
-optimizer's update; the norm shows differences in the elements that are left out.
+optimizer's update; `jaxddp.parity.projections` show differences in the elements that are left out.
 """
 
 import math
@@ -30,6 +30,11 @@ def distance(shape: tuple[int, ...]) -> int:
     return next((step for step in range(apart, row + 1) if math.gcd(step, size) == 1), 1)
 
 
+def is_large(shape: tuple[int, ...]) -> bool:
+    """Return whether an excerpt stands for a tensor of this shape."""
+    return distance(shape) > 1
+
+
 def excerpt(x: np.ndarray) -> np.ndarray:
     """Return the excerpt of a tensor, (elements, 1, ..., 1) with as many axes; all of a small tensor.
 
@@ -47,4 +52,4 @@ def excerpts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def norms_of_large(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the norms of the tensors that have an excerpt."""
-    return {name: np.asarray(np.linalg.norm(x)) for name, x in tensors.items() if distance(x.shape) > 1}
+    return {name: np.asarray(np.linalg.norm(x)) for name, x in tensors.items() if is_large(x.shape)}

@@ -16,6 +16,7 @@ from jaxddp.parity.compare.free_running import rounding_of_gradients
 from jaxddp.parity.compare.judge import judge
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import Problem
+from jaxddp.parity.held_types import HeldTypes
 from jaxddp.parity.jax_side.child import Forced, Free, JaxJob, NarrowArrays, Starts, jax_records
 from jaxddp.parity.jax_side.twins import FindCrossedNames, FindTwins
 from jaxddp.parity.lazy_arrays import Arrays
@@ -62,6 +63,7 @@ class Runs:
         names: proposed table of names, with rules as text; {}: none.
         no_twin: proposed constants; (): none.
         summands: elements of torch's vectors that jax's arrays add to others; torch's records are read accordingly.
+        types: types that torch and jax hold as written; None: unknown, or a built-in model's.
         problems: runs that failed, and why.
         torch, jax: float64 records; jax's run is forced.
         free: float64 records of jax's free run.
@@ -80,6 +82,7 @@ class Runs:
         self.names: dict[str, str] = {}
         self.no_twin: tuple[str, ...] = ()
         self.summands: list[Summand] = []
+        self.types: tuple[HeldTypes, HeldTypes] | None = None
         self.torch, self.torch32 = self._torch("torch64"), self._torch("torch32")
         self.jax, self.free, self.jax32 = self._jax("jax64"), self._jax("free"), self._jax("jax32")
 
@@ -181,16 +184,18 @@ class Runs:
         draw = DrawWeights(self.case.torch_source, "float64", self.path("start"), self.seed)
         if not isinstance(self.case, PortCase):
             with self._noting("torch"):
-                ((self.start, self.facts, _),) = self._workers.torch.do(draw)
+                ((self.start, self.facts, *_),) = self._workers.torch.do(draw)
             return
         of_torch: Draws = None
+        types: HeldTypes | None = None
         with self._beside(FindTwins(self.case)) as answers, self._noting("torch"):
-            ((self.start, self.facts, of_torch),) = self._workers.torch.do(draw)
+            ((self.start, self.facts, of_torch, types),) = self._workers.torch.do(draw)
         if not self.start:  # jax has failed for the same reason, or may do better without it
             self.problems = [problem for problem in self.problems if problem.side != "jax"]
         self.case = replace(self.case, casts=self.facts.casts)
         for found in answers:
             self.names, self.no_twin = found.names, found.no_twin
+            self.types = (types, found.types) if types and found.types else None
             self.summands += found.summands
             if found.without_twin:
                 self.problems.append(Problem("port", "names", found.without_twin.removeprefix("names: ")))

@@ -16,6 +16,7 @@ from jaxddp.parity.case_interface import LOCAL_STAGES
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, mean_gradients, reference_clipping, shows_clipping
 from jaxddp.parity.compare.rates import shares_of_float32
 from jaxddp.parity.compare.residuals import residuals
+from jaxddp.parity.compare.whole import Whole
 from jaxddp.parity.findings import ORDER, StageResult
 from jaxddp.parity.fingerprints import differing_share, differing_shares
 from jaxddp.parity.port import Facts
@@ -165,7 +166,10 @@ def judge(
         peak = max([peak, *(group["lr"] for group in torch.notes["groups"])])
         judgement.shares.append(rate_in_float32(torch, jax, max(peak, highest)))
         judgement.rates_off.append(_rate_off(torch, judgement.shares[-1], peak))
-        for stage, plain, given in _stages(torch, jax, facts, optimizer, judgement.shares[-1], max(peak, highest)):
+        context = facts, optimizer, judgement.shares[-1], max(peak, highest)
+        whole = {stage: of_stage for stage, *of_stage in _stages_of_whole(torch, jax, *context)}
+        for stage, plain, given in _stages(torch, jax, *context):
+            plain, given = map(largest, (plain, given), whole.get(stage, ({}, {})))
             if plain:
                 judgement.residuals.setdefault(stage, []).append(plain)
                 judgement.given.setdefault(stage, []).append(given or plain)
@@ -178,8 +182,20 @@ def judge(
     return judgement
 
 
+def _stages_of_whole(
+    torch: StoredRecord, jax: Record, facts: Facts, *more: Any
+) -> Iterator[tuple[str, dict[str, float], dict[str, float]]]:
+    """Yield what `_stages` does, of projections of large tensors in place of their excerpts; nothing without any."""
+    wholes = Whole(torch, torch.notes), Whole(jax, {})
+    if not wholes[0].projections:
+        return
+    for stage, plain, given in _stages(*wholes, facts, *more):
+        if stage != "clipped_gradients" or facts.clip_grad_value is None:  # which is not linear
+            yield stage, plain, given
+
+
 def _stages(
-    torch: StoredRecord, jax: Record, facts: Facts, optimizer: str, shares: Mapping[str, float], peak: float
+    torch: "StoredRecord | Whole", jax: Record, facts: Facts, optimizer: str, shares: Mapping[str, float], peak: float
 ) -> Iterator[tuple[str, dict[str, float], dict[str, float]]]:
     """Yield (stage, residuals against torch, residuals against torch given the same inputs).
 
@@ -196,8 +212,6 @@ def _stages(
     same = _same_examples(torch, jax, facts)
     for stage in pure:
         given = _against(_of_ranks(pure[stage], same), _of_ranks(torch[stage], same)) if same else {}
-        if stage == "local_gradients" and same:
-            given = largest(given, _norms_apart(torch, jax, same))
         yield stage, _against(jax.get(stage, pure[stage]), torch[stage]), given
         if f"pure_{stage}" in jax and stage in jax:
             yield f"own_{stage}", {}, _against(jax[stage], pure[stage])
@@ -253,14 +267,6 @@ def _same_examples(torch: Record, jax: Record, facts: Facts) -> list[int]:
     same = [rank for rank, share in enumerate(shares) if share == 0]
     # With one mean over all elements each replica's gradient depends on the other replicas' counts.
     return same if facts.loss_normalization == "ddp" or len(same) == len(shares) else []
-
-
-def _norms_apart(torch: Record, jax: Record, ranks: list[int]) -> dict[str, float]:
-    """Compute relative differences of large local gradients' norms, since the records hold only excerpts of them."""
-    pure = "pure_" if "pure_local_gradients" in jax else ""
-    of_torch = {name: value[ranks] for name, value in torch.get("local_norms", {}).items()}
-    of_jax = {name: jax["local_norms"][f"{pure}{name}"][ranks] for name in of_torch}
-    return {name.partition(":")[2]: value for name, value in residuals(of_jax, of_torch).items()}
 
 
 def largest(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
@@ -332,10 +338,19 @@ def states_apart(jax: Tensors, torch: Tensors, optimizer: str, whole: bool = Tru
     state_residuals: dict[str, float] = {}
     for kind in sorted({key.partition(":")[0] for key in torch}):
         torch_states = {key: x for key, x in torch.items() if key.startswith(f"{kind}:")}
-        for name in STATES.get(kind, MOMENTUM if optimizer == "SGD" else ()):
+        for name in states_of_kind(kind, optimizer):
             jax_states = {key: jax[twin] for key in torch_states if (twin := key.replace(kind, name, 1)) in jax}
             if jax_states and (not whole or jax_states.keys() == torch_states.keys()):
                 same_units = _like(jax_states, torch_states) if name in MOMENTUM else jax_states
                 state_residuals |= residuals(same_units, {key: torch_states[key] for key in jax_states})
                 break
     return state_residuals
+
+
+def states_of_kind(kind: str, optimizer: str) -> tuple[str, ...]:
+    """Return optax's names for a state of torch's optimizer of this class.
+
+    >>> states_of_kind("exp_avg", "AdamW"), states_of_kind("momentum_buffer", "SGD")
+    (('mu',), ('buffer', 'trace'))
+    """
+    return STATES.get(kind, MOMENTUM if optimizer == "SGD" else ())

@@ -15,20 +15,23 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 from jaxddp.parity.case_interface import LOCAL_STAGES, AnyCase, micro_batches_of
-from jaxddp.parity.excerpts import excerpts, norms_of_large
+from jaxddp.parity.excerpts import excerpts, is_large, norms_of_large
 from jaxddp.parity.fingerprints import fingerprints
 from jaxddp.parity.jax_side.custom_step import CustomStep
 from jaxddp.parity.jax_side.side import JaxSide, optimizer_tensors
 from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.port.draws import examples_of
+from jaxddp.parity.projections import projections_of
 from jaxddp.parity.records import Tensors, stacked
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step.replica_step import ReplicaStep
 
+OF_LARGE = ("norms", "projections", "local_norms", "local_projections")  # parts of a record on large tensors
 Hook = CommHook | Callable[[Params], Params]
 Stages = dict[str, Any]
 Update = Callable[[Params, Any, Params], tuple[dict[str, Tensors], Any]]
-Excerpts = Callable[[str, int, dict[str, np.ndarray]], tuple[Tensors, Tensors]]
+# (stage, rank, arrays of this replica) -> excerpts of tensors, norms and projections of large ones
+Excerpts = Callable[[str, int, dict[str, np.ndarray]], tuple[Tensors, Tensors, Tensors]]
 
 
 @dataclass(frozen=True)
@@ -96,13 +99,13 @@ class CheckedStep:
 
         return updated
 
-    def _excerpts(self, stage: str, rank: int, arrays: dict[str, np.ndarray]) -> tuple[Tensors, Tensors]:
-        """Return the excerpts of a stage's tensors, buffers in full, and the norms of large gradients."""
+    def _excerpts(self, stage: str, rank: int, arrays: dict[str, np.ndarray]) -> tuple[Tensors, Tensors, Tensors]:
+        """Return the excerpts of a stage's tensors, buffers in full, and norms and projections of large gradients."""
         tensors = self.side.to_torch(arrays)
         if stage == "buffers":
-            return tensors, {}
-        norms = norms_of_large(tensors) if stage.endswith("gradients") else {}
-        return excerpts(tensors), norms
+            return tensors, {}, {}
+        gradients = tensors if stage.endswith("gradients") else {}
+        return excerpts(tensors), norms_of_large(gradients), projections_of(gradients, is_large)
 
 
 def forget_programs() -> None:
@@ -158,13 +161,13 @@ def updates_between(before: Params, after: Params) -> dict[str, np.ndarray]:
 def stages_of_optimizer(
     side: JaxSide, updates: Mapping[str, Any], opt_state: Any, params: Params, library: Any = np
 ) -> dict[str, dict[str, Any]]:
-    """Return excerpts of the updates and of the optimizer's state, under torch's names."""
-    state = state_of_optimizer(side, opt_state, params, library)
-    return {"update": excerpts(side.to_torch(updates, library)), "optimizer_state": state}
-
-
-def state_of_optimizer(side: JaxSide, opt_state: Any, params: Params, library: Any) -> dict[str, Any]:
-    return excerpts(optimizer_tensors(opt_state, params, partial(side.to_torch, library=library)))
+    """Return excerpts of the updates and of the optimizer's state, and projections, under torch's names."""
+    state = optimizer_tensors(opt_state, params, partial(side.to_torch, library=library))
+    projected: dict[str, Any] = {}
+    whole = {"update": side.to_torch(updates, library), "optimizer_state": state}
+    for stage, tensors in whole.items():
+        projected |= {f"{stage}:{name}": x for name, x in projections_of(tensors, is_large, library).items()}
+    return {stage: excerpts(tensors) for stage, tensors in whole.items()} | {"optimizer_projections": projected}
 
 
 def _taken_back(state: TrainState) -> TrainState:
@@ -179,7 +182,7 @@ def _taken_back(state: TrainState) -> TrainState:
 def record_of(stages: Stages, side: JaxSide, batch: MicroBatches, excerpts_of: Excerpts) -> dict[str, Tensors]:
     """Return the stages under torch's names: local stages of all replicas, shared stages of replica 0.
 
-    Large tensors are excerpts; "norms" and "local_norms" hold the norms of gradients, as "stage:tensor".
+    Large tensors are excerpts; the parts `OF_LARGE` hold norms and projections of gradients, as "stage:tensor".
     If replicas differ in a tensor of a shared stage, "spread" also holds it for all replicas, as "stage:tensor".
     Each stage is dropped from `stages` once it is recorded, to free its memory.
 
@@ -187,10 +190,10 @@ def record_of(stages: Stages, side: JaxSide, batch: MicroBatches, excerpts_of: E
         stages: stage -> losses, (world_size,), or arrays, (world_size, ...).
         side: the jax side.
         batch: the step's batch.
-        excerpts_of: (stage, rank, arrays of this replica) -> excerpts of tensors, and norms of large ones.
+        excerpts_of: see `Excerpts`.
     """
     world_size = len(jax.tree.leaves([x for stage, x in stages.items() if stage.endswith("local_loss")])[0])
-    record: dict[str, Tensors] = {"samples": _samples(batch, world_size), "spread": {}, "norms": {}, "local_norms": {}}
+    record: dict[str, Tensors] = {"samples": _samples(batch, world_size), "spread": {}, **{key: {} for key in OF_LARGE}}
     for stage in list(stages):
         value = stages.pop(stage)
         if stage.endswith("local_loss"):
@@ -200,16 +203,18 @@ def record_of(stages: Stages, side: JaxSide, batch: MicroBatches, excerpts_of: E
         local = stage.endswith(LOCAL_STAGES)
         differing = {name for name, x in value.items() if not local and _differs(x, world_size)}
         ranks = range(world_size if local or differing else 1)
-        of_ranks, norms = zip(*(excerpts_of(stage, rank, slices_of(value, rank)) for rank in ranks), strict=True)
+        of_ranks, *of_large = zip(*(excerpts_of(stage, rank, slices_of(value, rank)) for rank in ranks), strict=True)
         of_all = stacked(of_ranks)
         record[stage] = of_all if local else of_ranks[0]
-        of_stage = stacked(norms) if local else norms[0]
-        record["local_norms" if local else "norms"] |= {f"{stage}:{name}": norm for name, norm in of_stage.items()}
-        record["spread"] |= {f"{stage}:{name}": x for name, x in of_all.items() if differing and _differs(x, len(x))}
+        for key, of_each in zip(OF_LARGE[2:] if local else OF_LARGE[:2], of_large, strict=True):
+            of_stage = stacked(of_each) if local else of_each[0]
+            record[key] |= {f"{stage}:{name}": x for name, x in of_stage.items()}
+        for tensors in (stacked(of_large[1]), of_all) if differing else ():  # what excerpts show goes before
+            record["spread"] |= {f"{stage}:{name}": x for name, x in tensors.items() if _differs(x, len(x))}
     if clips_not(side.replica_step) and "gradients" in record:
         record["clipped_gradients"] = record["gradients"]
-        of_all = {name.replace("gradients:", "clipped_gradients:", 1): norm for name, norm in record["norms"].items()}
-        record["norms"] |= of_all
+        for key in OF_LARGE[:2]:
+            record[key] |= {x.replace("gradients:", "clipped_gradients:", 1): value for x, value in record[key].items()}
     return record
 
 

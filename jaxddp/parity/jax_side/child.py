@@ -21,6 +21,7 @@ from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.parity.case_interface import AnyCase, AnyPortCase, Trajectory
 from jaxddp.parity.jax_side.checked_step import forget_programs, side_of
 from jaxddp.parity.jax_side.excerpt_program import FREE
+from jaxddp.parity.jax_side.held_types import own_settings
 from jaxddp.parity.jax_side.micro_gradients import micro_records, program
 from jaxddp.parity.jax_side.optimizer_line import note_optimizers
 from jaxddp.parity.jax_side.recorded_runs import forced_records, free_records, starting_weights
@@ -43,6 +44,7 @@ from jaxddp.parity.processes import (
 )
 from jaxddp.parity.records import Records, RecordWriter, is_large_model
 from jaxddp.parity.torch_side.pool import torch_records
+from jaxddp.parity.torch_side.side import default_dtype
 
 MOST_MAPS = 30_000  # memory maps of a process that keeps its programs for the next case
 
@@ -221,7 +223,12 @@ def serve(devices: int, platform: str | None, cluster: Cluster | None, connectio
             if case != last or _maps() > MOST_MAPS:
                 jax.clear_caches()  # each program maps memory, and Linux limits a process to 65,530 maps
                 last = case
-            with reported(connection, job.case.name), jax.default_matmul_precision("highest"):
+            with (
+                reported(connection, job.case.name),
+                own_settings(job.case.name),
+                default_dtype("float32"),
+                jax.default_matmul_precision("highest"),
+            ):
                 connection.send(("done", job.run(telling(connection))))
 
 

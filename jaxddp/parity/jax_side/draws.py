@@ -17,8 +17,12 @@ from jax.extend.core import get_opaque_trace_state
 
 from jaxddp.data.batches import of_batches
 from jaxddp.distributed.collectives import AXIS_NAME
+from jaxddp.nn.losses import as_losses
+from jaxddp.nn.plain import carries_state
+from jaxddp.parity.held_types import HeldType, HeldTypes
 from jaxddp.parity.jax_side.multi_loss_step import losses_alone, multi_loss_step
 from jaxddp.parity.jax_side.side import pure_loss
+from jaxddp.parity.jax_side.widened import noted_casts
 from jaxddp.parity.port import Port
 from jaxddp.parity.port.draws import (
     CERTAIN,
@@ -31,6 +35,8 @@ from jaxddp.parity.port.draws import (
     enclosing_layer,
     examples_of,
 )
+from jaxddp.parity.user_code.homes import line_of_function
+from jaxddp.program.losses import named_losses
 from jaxddp.step.loops import primitives
 
 Take = Callable[[str, Sequence[int], float | None], jax.Array]  # (kind, shape, probability of a 1) -> numbers
@@ -49,16 +55,25 @@ OF_BATCHES = of_batches(lambda: None).__code__
 UNSEEN = "call jax.random.normal, uniform or bernoulli by their names"
 
 
-def draws_of(port: Port) -> tuple[Draw, ...]:
-    """Return the draws of the jax loss, or of the `flax_step` beside a `torch_step`, for one micro-batch, in order."""
+def draws_of(port: Port, types: HeldTypes | None = None) -> tuple[Draw, ...]:
+    """Return the draws of the jax loss, or of the `flax_step` beside a `torch_step`, for one micro-batch, in order.
+
+    Args:
+        port: the port.
+        types: gets the types of the losses, and those to which they are computed in 16 bits.
+    """
     draws: list[Draw] = []
+    types = types or HeldTypes()
     name, function = _drawing(port)
 
     @wraps(function)
     def noted(*arguments: Any, **more: Any) -> Any:
         draws.clear()  # a linen module is initialised by the loss, too
         with _replaced(_noting(arguments, draws)):
-            return function(*arguments, **more)
+            returned = function(*arguments, **more)
+        with types.collecting("losses"):
+            types.of["losses"] = _types_of_losses(port, function, returned)
+        return returned
 
     port = replace(port, **{name: noted})  # type: ignore[arg-type]
     functional, local_loss = pure_loss(port, port.flax_model())
@@ -67,9 +82,21 @@ def draws_of(port: Port) -> tuple[Draw, ...]:
         loss = partial(losses_alone, multi_loss_step(functional, port.flax_step, port.flax_optimizer))
     batch = jax.tree.map(jnp.asarray, port.first_batch("jax"))
     of_replica = jax.vmap(lambda _: loss(functional.params, functional.buffers, batch), axis_name=AXIS_NAME)
-    program = jax.make_jaxpr(of_replica)(jnp.zeros(1))
+    with noted_casts() as casts:
+        program = jax.make_jaxpr(of_replica)(jnp.zeros(1))
+    types.casts = tuple(sorted(casts))
     unseen = not any(draw.refused for draw in draws) and any(name in DRAWING for name, _ in primitives(program.jaxpr))
     return (*draws, *[Draw("number", (), refused=UNSEEN)] * unseen)
+
+
+def _types_of_losses(port: Port, function: Callable[..., Any], returned: Any) -> dict[str, HeldType]:
+    """Return the types of what a loss, or a `flax_step` beside a `torch_step`, returns."""
+    if port.torch_step is not None:
+        losses = named_losses("flax_step", returned[1] if isinstance(returned, tuple) else returned)
+    else:
+        losses = {"loss": as_losses(returned[0] if carries_state(port.flax_loss) else returned).values}
+    line = line_of_function(function)
+    return {name: HeldType(x.dtype.name, line) for name, x in losses.items() if hasattr(x, "dtype")}
 
 
 def serving(port: DrawnPort) -> DrawnPort:

@@ -19,7 +19,7 @@ from jax import numpy as jnp
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
 from jaxddp.parity.case_interface import AnyCase
-from jaxddp.parity.excerpts import distance, excerpts
+from jaxddp.parity.excerpts import excerpts, is_large
 from jaxddp.parity.jax_side.checked_step import (
     CheckedStep,
     Stages,
@@ -30,12 +30,12 @@ from jaxddp.parity.jax_side.checked_step import (
     side_of,
     slices_of,
     stages_of_optimizer,
-    state_of_optimizer,
 )
 from jaxddp.parity.jax_side.custom_step import CustomStep
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.processes import give_back_memory
+from jaxddp.parity.projections import projections_of
 from jaxddp.parity.records import Tensors, is_large_model
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step.replica_step import ReplicaStep
@@ -46,8 +46,8 @@ MANY = 300  # arrays; of a port with more, XLA takes longest to compile the kern
 QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
 if version("jaxlib").startswith("0.10."):  # later versions may not have this option
     QUICKLY["xla_cpu_use_fusion_emitters"] = False
-OF_OPTIMIZER = ("update", "optimizer_state")
-SQUARES, LACKING = "squares", "lacking"  # further outputs of the program
+OF_OPTIMIZER = ("update", "optimizer_state", "optimizer_projections")
+SQUARES, PROJECTED, LACKING = "squares", "projected", "lacking"  # further outputs of the program
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,14 @@ class ExcerptProgram(CheckedStep):
     def record(self, stages: Stages, batch: MicroBatches) -> dict[str, Tensors]:
         """Return the record of the stages; each is dropped once it is recorded, to free its memory."""
         stages.pop(LACKING, None)
-        squares = jax.device_get(stages.pop(SQUARES))
+        squares, projected = jax.device_get(stages.pop(SQUARES)), jax.device_get(stages.pop(PROJECTED))
         of_optimizer = {stage: stages.pop(stage) for stage in OF_OPTIMIZER if stage in stages}
 
-        def norms(stage: str, rank: int, tensors: dict[str, np.ndarray]) -> tuple[Tensors, Tensors]:
-            return tensors, {name: np.sqrt(np.sum(x[rank])) for name, x in squares.get(stage, {}).items()}
+        def of_large(stage: str, rank: int, tensors: dict[str, np.ndarray]) -> tuple[Tensors, Tensors, Tensors]:
+            norms = {name: np.sqrt(np.sum(x[rank])) for name, x in squares.get(stage, {}).items()}
+            return tensors, norms, slices_of(projected.get(stage, {}), rank)
 
-        record = record_of(stages, self.side, batch, norms)
+        record = record_of(stages, self.side, batch, of_large)
         return record | {stage: slices_of(tensors, 0) for stage, tensors in of_optimizer.items()}
 
     def given(self, stages: Stages, of_torch: Arrays, start: Arrays) -> Params:
@@ -162,10 +163,8 @@ def excerpt_program(case: AnyCase, start: Arrays, forced: bool, lacking: Collect
             del stages["clipped_gradients"]
         shown = _shown(stages, side)
         if is_custom:
-            before = excerpts(side.to_torch(state.params, jnp))
-            shown["update"] = {name: x - before[name] for name, x in shown["params"].items()}
-            shown["optimizer_state"] = state_of_optimizer(side, after.opt_state, state.params, jnp)
-            return after, shown
+            updates = {name: x - state.params[name] for name, x in stages["params"].items()}
+            return after, shown | stages_of_optimizer(side, updates, after.opt_state, state.params, jnp)
         del shown["params"]
         gradients = side.to_torch(stages.get(side.given, stages["gradients"]), jnp) if lacking else {}
         shown[LACKING] = {name: x for name, x in gradients.items() if name in lacking}
@@ -204,8 +203,11 @@ def _can_run(program: CheckedStep, case: AnyCase, start: Arrays) -> bool:
 
 
 def _shown(stages: Stages, side: JaxSide) -> Stages:
-    """Return, within a program, excerpts of the stages under torch's names, and sums of squares of large gradients."""
-    shown: Stages = {SQUARES: {}}
+    """Return, within a program, excerpts of the stages under torch's names, and of large gradients more.
+
+    These are sums of squares, and projections.
+    """
+    shown: Stages = {SQUARES: {}, PROJECTED: {}}
     for stage, arrays in stages.items():
         if stage.endswith("local_loss"):
             shown[stage] = arrays
@@ -213,7 +215,8 @@ def _shown(stages: Stages, side: JaxSide) -> Stages:
         tensors = side.to_torch(arrays, jnp)
         shown[stage] = tensors if stage == "buffers" else excerpts(tensors)
         if stage.endswith("gradients"):
-            large = {name: x for name, x in tensors.items() if distance(x.shape) > 1}
+            large = {name: x for name, x in tensors.items() if is_large(x.shape)}
+            shown[PROJECTED][stage] = projections_of(large, is_large, jnp)
             # Torch's first axis is jax's last, which is contiguous: a fast sum. NumPy sums the rest more exactly.
             shown[SQUARES][stage] = {name: jnp.sum(x * x, axis=0) for name, x in large.items()}
     return shown

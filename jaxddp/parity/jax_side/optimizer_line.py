@@ -37,6 +37,11 @@ def note_optimizers() -> None:
     optax.GradientTransformation.__new__ = noted
 
 
+def line_of_making(optimizer: Any) -> SourceLine | None:
+    """Return the user's line that makes an optax transformation; None: unknown."""
+    return _made.get(id(getattr(optimizer, "update", None)), (None, None))[1]
+
+
 def line_of_schedule(optimizer: optax.GradientTransformation, params: Any) -> SourceLine | None:
     """Return the user's line that computes the last scalar of an update; None: the user's files have no schedule.
 
@@ -74,7 +79,7 @@ class JaxOptimizerLine:
             else:
                 made = transformation_of(port.flax_optimizer, port.flax_model())
                 schedule = self._schedule()
-        line = _made.get(id(getattr(made, "update", None)), (None, None))[1]
+        line = line_of_making(made)
         return OptimizerLines(line, schedule or called_at(line, dir(optax.schedules)))
 
     def _schedule(self) -> SourceLine | None:

@@ -257,16 +257,27 @@ def optimizer_tensors(opt_state: Any, params: Params, to_torch: Callable[[Mappin
     {}
     """
 
+    kinds = states_of_parameters(opt_state, params)
+    return {f"{kind}:{name}": x for kind, arrays in kinds.items() for name, x in to_torch(arrays).items()}
+
+
+def states_of_parameters(opt_state: Any, params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Collect an optimizer's arrays that have the shapes of parameters: kind -> name -> array.
+
+    Args:
+        opt_state, params: see `optimizer_tensors`.
+    """
+
     def per_parameter(node: Any) -> bool:
         return isinstance(node, dict) and bool(node) and node.keys() <= params.keys()
 
-    kinds: dict[str, dict[str, np.ndarray]] = {}
+    kinds: dict[str, dict[str, Any]] = {}
     for path, node in jax.tree_util.tree_flatten_with_path(opt_state, is_leaf=per_parameter)[0]:
         kind = getattr(path[-1], "name", "") if path else ""
         if kind and per_parameter(node):
             arrays = {name: x for name, x in node.items() if getattr(x, "shape", None) == params[name].shape}
             kinds.setdefault(kind, {}).update(arrays)
-    return {f"{kind}:{name}": x for kind, arrays in kinds.items() for name, x in to_torch(arrays).items()}
+    return kinds
 
 
 def hyperparameters(opt_state: Any) -> dict[str, float]:

@@ -20,7 +20,9 @@ from jaxddp.nn.plain import PlainFunctional
 from jaxddp.parity.case_interface import AnyPortCase
 from jaxddp.parity.convert import Converter, NamesError, RuleError
 from jaxddp.parity.convert.lines import folded
+from jaxddp.parity.held_types import HeldTypes
 from jaxddp.parity.jax_side.draws import draws_of
+from jaxddp.parity.jax_side.held_types import held_types, lines_of_arrays, noted_arrays
 from jaxddp.parity.jax_side.layers import record_calls
 from jaxddp.parity.jax_side.multi_loss_step import losses_alone, multi_loss_step
 from jaxddp.parity.jax_side.names_trial import NamesTrial
@@ -43,6 +45,7 @@ class FoundTwins:
         no_twin: constants of the port, and others that may be constants; (): no others.
         draws: the draws of the jax loss, or why it cannot be computed.
         summands: elements of torch's vectors that jax's arrays add to others.
+        types: types that the jax half holds as written; None: an array has no twin.
     """
 
     without_twin: str = ""
@@ -50,6 +53,7 @@ class FoundTwins:
     no_twin: tuple[str, ...] = ()
     draws: tuple[Draw, ...] | InputError | None = None
     summands: tuple[Summand, ...] = ()
+    types: HeldTypes | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,10 @@ class FindTwins:
             tell("flax_batch(0, 0)")
             _check_repeats(port)
         tell("flax_model or flax_loss")
-        model = port.flax_model()
-        functional = functional_of(model, port.flax_loss, partial(port.first_batch, "jax"), port.no_twin)
+        with noted_arrays() as made:
+            model = port.flax_model()
+            functional = functional_of(model, port.flax_loss, partial(port.first_batch, "jax"), port.no_twin)
+        made_at = lines_of_arrays(model, made)
         module = port.torch_model()
         _check_real(functional, module, port.no_twin)
         try:
@@ -92,13 +98,16 @@ class FindTwins:
             changed = {name: twin for name, twin in settled.items() if lines[name] != twin}
             names = _as_text({**port.names, **changed}) if changed else {}
         summands = tuple(piece.summand for piece in converter.pieces if piece.summand)
-        return FoundTwins(names=names, draws=self._draws(), summands=summands)
+        types = HeldTypes()
+        draws = self._draws(types)
+        types = held_types(port, model, functional, converter, made_at, types)
+        return FoundTwins(names=names, draws=draws, summands=summands, types=types)
 
-    def _draws(self) -> tuple[Draw, ...] | InputError:
+    def _draws(self, types: HeldTypes | None = None) -> tuple[Draw, ...] | InputError:
         """Return the draws of the jax loss, or why it cannot be computed."""
         try:
             with errors_located(self.case.name):
-                return draws_of(self.case.port)
+                return draws_of(self.case.port, types)
         except InputError as error:  # the run of the port reports it
             return error
 

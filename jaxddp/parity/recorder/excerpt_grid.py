@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from jaxddp.parity.projections import by_sizes
+
 SHORT = 8  # axes of at most this size, such as a kernel's, are kept in full
 
 
@@ -67,6 +69,13 @@ def norms_of(stage: str, tensors: Mapping[str, np.ndarray], limit: int) -> dict[
     """Return "stage|name" -> norm of each tensor that `kept` takes an excerpt of."""
     large = {name: x for name, x in tensors.items() if is_excerpt(np.shape(x), limit)}
     return {f"{stage}|{name}": np.asarray(np.linalg.norm(np.asarray(x, np.float64))) for name, x in large.items()}
+
+
+def projections_of(stage: str, tensors: Mapping[str, np.ndarray], limit: int) -> dict[str, np.ndarray]:
+    """Return "stage|name" -> projections of each tensor of real numbers that `kept` takes an excerpt of."""
+    large = {name: x for name, x in tensors.items() if is_excerpt(np.shape(x), limit)}
+    wide = ((name, np.asarray(x, np.float64)) for name, x in large.items() if np.asarray(x).dtype.kind not in "biu")
+    return {f"{stage}|{name}": by_sizes(x) for name, x in wide}
 
 
 def storable(x: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxddp.errors import InputError, listed
 from jaxddp.parity.recorder.batches import Entries, entries_of, identified, to_array
-from jaxddp.parity.recorder.excerpt_grid import kept, norms_of
+from jaxddp.parity.recorder.excerpt_grid import kept, norms_of, projections_of
 from jaxddp.parity.recorder.files import Stages
 from jaxddp.torch_layout import dotted
 
@@ -77,6 +77,7 @@ class JaxLoop:
         params = self._flat(parts["params"], "params") if "params" in parts else {}
         self._norms: Arrays = {}
         self._before = self._taken("params", params, self._norms)
+        self._whole = projections_of("params", params, self._limit)
 
     def take(self, batches: list[Entries], losses: list[Any], values: dict[str, Any]) -> tuple[Stages, dict[str, Any]]:
         """Return the step.
@@ -94,25 +95,30 @@ class JaxLoop:
             "samples": {name: np.stack([one[name] for one in samples]) for name in samples[0]},
             "local_loss": {"loss": loss},
         }
-        norms = dict(self._norms)
+        norms, whole = dict(self._norms), dict(self._whole)
         notes: dict[str, Any] = {"loss": float(loss.mean()), "micro_batches": len(batches)}
         notes["entries"] = {name: [list(x.shape), str(x.dtype)] for name, x in of_ranks[0][-1].items()}
         for stage, name in (("gradients", "grads"), ("clipped_gradients", "clipped_grads"), ("update", "updates")):
             if name in parts:
-                stages[stage] = self._taken(stage, self._flat(parts[name], name), norms)
+                arrays = self._flat(parts[name], name)
+                stages[stage] = self._taken(stage, arrays, norms)
+                whole |= projections_of(stage, arrays, self._limit)
         if self._stacked and "grads" in parts:
             grads = _named(parts["grads"], "grads")
             stages["replica_gradients"] = self._of_each({n: x for n, x in grads.items() if not (x == x[:1]).all()})
         if "local_grads" in parts:
             local = _named(parts["local_grads"], "local_grads")
             stages["local_gradients"] = self._of_each({n: x if self._stacked else x[None] for n, x in local.items()})
-        after = kept(self._flat(parts["params"], "params"), self._limit) if "params" in parts else {}
+        params = self._flat(parts["params"], "params") if "params" in parts else {}
+        after = kept(params, self._limit)
         if self._before:
             stages["params"] = self._before
         if after and self._before and "update" not in stages:
             difference = {name: after[name].astype(float) - x for name, x in self._before.items()}
             stages["update"] = {name: x.astype(self._before[name].dtype) for name, x in difference.items()}
             notes["update"] = "difference"
+            of_after = projections_of("params", params, self._limit)
+            whole |= {key.replace("params", "update", 1): x - whole[key] for key, x in of_after.items() if key in whole}
         elif after and self._before:
             stages["params_changes_after"] = _beside(stages["update"], self._before, after)
         if "buffers" in parts:
@@ -126,7 +132,7 @@ class JaxLoop:
             notes["hyperparameters"] = _hyperparameters(parts["opt_state"])
         if values.get("lr") is not None:
             notes["lr"] = float(np.ravel(to_array(_of_process(values["lr"])))[0])
-        stages["norms"] = norms
+        stages |= {"norms": norms, "projections": whole}
         return {stage: tensors for stage, tensors in stages.items() if tensors}, notes
 
     def _parts(self, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from jaxddp.errors import InputError
+from jaxddp.parity.projections import by_sizes
 from jaxddp.parity.recorder.batches import Entries, entries_of, identified
 from jaxddp.parity.recorder.excerpt_grid import grid_of, is_excerpt
 from jaxddp.parity.recorder.files import Stages
@@ -105,6 +106,7 @@ class TorchLoop:
         self._local: Arrays = {}
         self._backwards: dict[str, int] = {}
         self._norms: Arrays = {}
+        self._whole: Arrays = {}
         self._gradients: Arrays = {}
         self._clipped: Arrays = {}
         self._before: Arrays = {}
@@ -157,6 +159,7 @@ class TorchLoop:
             "buffers": buffers,
             "optimizer_state": self._state,
             **self._outside,
+            "projections": self._whole,
         }
         notes |= {"groups": self._groups, "skipped": skipped, "autocast": self._autocast, "update": "difference"}
         notes["kinked"] = behind_kinks(losses[-1], self._parameters)
@@ -181,12 +184,14 @@ class TorchLoop:
         self._queued = False
         if self.rank == 0 or self._world_size > 1:
             self._gradients = self._taken("gradients", self._with_gradients(), self._current_scale())
+            self._whole |= self._projected("gradients", self._with_gradients(), self._current_scale())
 
     @_kept_from_the_user
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
         if self.rank > 0 or self._before:
             return
         self._before = self._taken("params", self._parameters)
+        self._whole |= self._projected("params", self._parameters)
         if self._steps_begun > 1:  # weights may be loaded before the first step
             self._note_outside("before", {"params": self._before, "optimizer_state": self._states()})
         self._clipped = self._taken("clipped_gradients", self._with_gradients())
@@ -196,6 +201,8 @@ class TorchLoop:
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._updated = True
         if self.rank == 0:
+            after = self._projected("params", self._parameters)
+            self._whole |= {key.replace("params", "update", 1): x - self._whole[key] for key, x in after.items()}
             self._left = self._values_outside_a_step()
             self._after, self._state = self._left["params"], self._left["optimizer_state"]
 
@@ -246,6 +253,16 @@ class TorchLoop:
             self._norms[f"{stage}|{name}"] = norm.cpu().numpy() / scale
         excerpt = self._excerpt(tensor)
         return excerpt if scale == 1.0 else (excerpt / scale).astype(excerpt.dtype)
+
+    def _projected(self, stage: str, tensors: Mapping[str, Tensor], scale: float = 1.0) -> Arrays:
+        """Return "stage|name" -> projections of each tensor that an excerpt stands for."""
+        large = ((name, x.detach()) for name, x in tensors.items() if is_excerpt(tuple(x.shape), self._limit))
+        wide = ((name, x.to_dense().double()) for name, x in large if x.is_floating_point())
+        return {f"{stage}|{name}": self._whole_of(x) / scale for name, x in wide}
+
+    def _whole_of(self, wide: Tensor) -> np.ndarray:
+        whole: Tensor = by_sizes(wide, torch, lambda signs: torch.from_numpy(signs).to(wide))
+        return whole.cpu().numpy()
 
     def _excerpt(self, tensor: Tensor) -> np.ndarray:
         part = tensor.detach()[grid_of(tuple(tensor.shape), self._limit)] if tensor.ndim else tensor.detach()

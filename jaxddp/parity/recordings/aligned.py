@@ -11,11 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.parity.convert import Converter
+from jaxddp.parity.convert.pieces import Piece
+from jaxddp.parity.projections import size_of
 from jaxddp.parity.recorder.excerpt_grid import positions
 from jaxddp.parity.recordings.run import RecordedStep, Recording
-from jaxddp.parity.records import Tensors
+from jaxddp.parity.records import Tensors, relative
 
 BETWEEN = "|"
+SUMMING = 1e-13  # of a parameter's norm, which an update loses if its projections are a difference; measured: 2e-14
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class _Twin:
         of_torch: place of each element among those kept of the tensor.
         shape: shape of the result: the tensor's, or (elements, 1, ...) for an excerpt.
         is_only: the arrays hold this tensor alone, so that their norm is the tensor's.
+        is_permuted: it is one array with the tensor's axes in some order, so that its projections are the tensor's.
     """
 
     arrays: tuple[str, ...]
@@ -35,6 +39,7 @@ class _Twin:
     of_torch: np.ndarray
     shape: tuple[int, ...]
     is_only: bool
+    is_permuted: bool
 
 
 class Alignment:
@@ -52,6 +57,7 @@ class Alignment:
     def __init__(self, converter: Converter, torch_run: Recording, jax_run: Recording):
         self._limits = torch_run.limit, jax_run.limit
         self._shapes = jax_run.shapes
+        self._permuted = {piece.jax for piece in converter.pieces if _only_permutes(piece)}
         self.twins: dict[str, _Twin] = {}
         for arrays, tensors in _groups(converter):
             self.twins |= self._of_group(converter, arrays, tensors, torch_run.shapes)
@@ -80,7 +86,8 @@ class Alignment:
             (of_torch,) = np.nonzero(places[found] == wanted)
             full = len(of_torch) == math.prod(shape)
             as_shape = shape if full else (len(of_torch), *(1,) * (len(shape) - 1))
-            twins[name] = _Twin(tuple(arrays), found[of_torch], of_torch, as_shape, len(tensors) == 1)
+            kinds = len(tensors) == 1, len(tensors) == len(arrays) == 1 and arrays[0] in self._permuted
+            twins[name] = _Twin(tuple(arrays), found[of_torch], of_torch, as_shape, *kinds)
         return twins
 
     def of_jax(self, stage: Tensors) -> Tensors:
@@ -128,6 +135,31 @@ class Alignment:
             if twin.is_only and all(array in shown for array in twin.arrays):
                 found[name] = math.hypot(*(_norm(stage, array, shown, norms) for array in twin.arrays))
         return found
+
+    def unprojected(self) -> list[str]:
+        """Return the tensors without projections to compare, which JAX has fused, stacked or reshaped."""
+        return [name for name, twin in self.twins.items() if not twin.is_permuted]
+
+    def projections_apart(self, torch: RecordedStep, jax: RecordedStep, stage: str) -> dict[str, float]:
+        """Return by how much the projections of whole tensors differ, relative to the norm of all tensors."""
+        shown, whole, of_jax = torch[stage], torch["projections"], jax["projections"]
+        keys = {name: f"{stage}{BETWEEN}{name}" for name in shown}
+        norms = {key: np.asarray(size_of(x)) for key, x in whole.items()}
+        sizes = {name: _norm(stage, name, shown, norms) for name in shown}
+        params = {name: size_of(whole.get(f"params{BETWEEN}{name}", np.zeros(1))) for name in shown}
+        scale, apart = math.hypot(*sizes.values()), {}
+        for name, twin in self.twins.items():
+            key = f"{stage}{BETWEEN}{twin.arrays[0]}"
+            if twin.is_permuted and keys.get(name) in whole and key in of_jax and np.isfinite(whole[keys[name]]).all():
+                rounding = SUMMING * params[name] if stage == "update" else 0.0
+                apart[name] = relative(max(0.0, size_of(of_jax[key] - whole[keys[name]]) - rounding), scale)
+        return apart
+
+
+def _only_permutes(piece: Piece) -> bool:
+    """Return whether an array is a tensor with its axes in some order, none of them reversed, split or merged."""
+    part = piece.place or piece.jax_outputs or piece.torch_outputs or piece.summand
+    return not part and len(piece.torch_shape) == len(piece.layouts.axes)
 
 
 def total_norm(step: RecordedStep, stage: str) -> float:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from jaxddp.errors import InputError, listed
 from jaxddp.parity.catalogue import TorchOptimizer
 from jaxddp.parity.compare.clipping import NOT_CLIPPED
 from jaxddp.parity.compare.examples import examples_in_words
-from jaxddp.parity.compare.judge import Located
+from jaxddp.parity.compare.judge import Located, largest
 from jaxddp.parity.diagnosis.as_differences import causes_of, next_best
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.environment import environment
@@ -270,14 +270,25 @@ class Comparison:
             self._given_rates = bool(others.ruling.named) or not others.differ
             updates = others if self._given_rates else updates
         for number, of_step in zip(numbers, updates.residuals or (), strict=False):
+            of_step = largest(of_step, self._unlike_in_whole(number, of_step))
             judgement.note("update", judgement.numbers.index(number), of_step, updates.floor, True)
         return updates
+
+    def _unlike_in_whole(self, number: int, of_step: Mapping[str, float]) -> dict[str, float]:
+        """Return the residuals of updates' projections, which no replay gives, beyond what an update is allowed."""
+        of_tensors, allowed, why_not = self._judgement.direct.get(number, ({}, 0.0, "it is not compared"))
+        before = self._judgement.first.get("gradients")  # from there on updates differ, whatever the optimizer does
+        if why_not or self._outside is None or (before is not None and before.step <= number):
+            return {}
+        apart = self._outside.updates_apart(self._torch_run.steps[number], self._jax_run.steps[number])
+        return {n: x for n, x in apart.items() if n in of_step and x > allowed >= of_tensors.get(n, math.inf)}
 
     def _judge_directly(self, numbers: Sequence[int]) -> None:
         """Judge updates by torch's where these are not those of a replay."""
         judgement = self._judgement
         for number in numbers:
             of_tensors, allowed, why_not = judgement.direct[number]
+            of_tensors = largest(of_tensors, self._unlike_in_whole(number, of_tensors))
             judgement.note("update", judgement.numbers.index(number), of_tensors, allowed, not why_not)
         unjudged = [(number, why_not) for number in numbers if (why_not := judgement.direct[number][2])]
         if unjudged and "update" not in judgement.first:

@@ -155,11 +155,14 @@ class Judge:
             yield "local_gradients", _against(*local)
         if jax["gradients"]:
             of_tensors = _against(alignment.of_jax(jax["gradients"]), alignment.of_torch(torch["gradients"]))
-            yield "gradients", largest(of_tensors, _norms_apart(alignment, torch, jax))
+            of_tensors = largest(of_tensors, _norms_apart(alignment, torch, jax))
+            yield "gradients", largest(of_tensors, alignment.projections_apart(torch, jax, "gradients"))
         if jax["update"]:
             updates = outside.update(jax.number), alignment.of_torch(torch["update"])
             noise = self._judgement.noise
-            yield "update", _against(*({n: x for n, x in side.items() if n not in noise} for side in updates))
+            of_tensors = _against(*({n: x for n, x in side.items() if n not in noise} for side in updates))
+            of_whole = {} if jax.number in self._replayed else outside.updates_apart(torch, jax)
+            yield "update", largest(of_tensors, {n: x for n, x in of_whole.items() if n in of_tensors})
         if jax["buffers"] and torch["buffers"]:
             buffers = alignment.of_jax(jax["buffers"]), alignment.of_torch(torch["buffers"])
             yield "buffers", self._of_buffers(*buffers, index)

@@ -16,12 +16,13 @@ from safetensors.numpy import load_file
 
 from jaxddp.errors import InputError, listed, shortened
 from jaxddp.files import check_regular
+from jaxddp.parity.projections import COUNT
 from jaxddp.parity.recorder.excerpt_grid import strides_of
 from jaxddp.parity.recorder.files import BETWEEN, FORMAT, LINES, rank_folder, step_file
 from jaxddp.parity.records import Tensors
 
 LOCAL = ("samples", "local_loss", "local_gradients", "replica_gradients")  # stages of every process, joined
-SHAPELESS = ("samples", "local_loss", "norms")  # whose tensors are not shaped as the model's
+SHAPELESS = ("samples", "local_loss", "norms", "projections")  # whose tensors are not shaped as the model's
 WHOLE = ("params", "update")  # which have all parameters, if a step shows them; torch's steps do
 
 MOST = 2**40  # of any number of things
@@ -100,6 +101,8 @@ class Part:
             return x.ndim == 1 and name == "loss"  # of each replica, device or example
         if stage == "norms":
             return x.size == 1
+        if stage == "projections":
+            return x.shape == (COUNT,) and x.dtype.kind == "f"
         shape = self._shapes.get(name, self._shapes.get(name.partition(":")[2]))
         return shape is not None and x.shape == ((replicas, *shape) if stage in LOCAL else shape)
 

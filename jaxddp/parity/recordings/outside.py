@@ -135,6 +135,10 @@ class OutsideChanges:
         update = _sums(update, {name: -x for name, x in changes.get(number, {}).items()})
         return {name: x for name, x in update.items() if name not in self.unknown}
 
+    def updates_apart(self, torch: RecordedStep, jax: RecordedStep) -> dict[str, float]:
+        """Return by how much the projections of whole updates differ; {} if anything else changes parameters."""
+        return {} if self.torch or self.jax else self.alignment.projections_apart(torch, jax, "update")
+
     @property
     def unknown(self) -> frozenset[str]:
         """Parameters whose updates are not known: what changed them otherwise depends on values that are rounding."""

@@ -63,6 +63,11 @@ def remarks(
         yield f"Both sides change {listed(sorted(tensors), joint=', ')} alike, beside their optimizers' updates."
     if excerpts := [name for name, shape in torch_run.shapes.items() if is_excerpt(shape, torch_run.limit)]:
         yield f"Of {count(len(excerpts), 'tensor')} the recordings hold excerpts and norms: {listed(excerpts)}."
+        lacking = [] if outside is None else [n for n in outside.alignment.unprojected() if n in excerpts]
+        if not all(step["projections"] for run in (torch_run, jax_run) for step in run.steps.values()):
+            yield "No projections of whole tensors are compared: an earlier version made one of the recordings."
+        elif lacking:
+            yield f"Of {listed(lacking)}, fused, stacked or reshaped in jax, no projections of the whole are compared."
     for stage, tips in judgement.tips.items():
         worst = max(tip.residual for tip in tips)
         steps = f"step {tips[0].step} differs" if len(tips) == 1 else f"{len(tips)} steps differ"

@@ -11,7 +11,7 @@ from jaxddp.parity.findings import ORDER, Cause, Difference, Findings, Layer, Le
 from jaxddp.parity.report.numbers import count, number, runs
 
 STAGE_NAMES = {stage: stage.replace("_", " ") for stage in (*ORDER, *ASPECTS)} | {"params": "parameters"}
-HAS = (", the reference has ", "; the reference has ")  # what stands before it is jax's
+HAS = (", the reference has ", "; the reference has ", " in jax, ")  # what stands before it is jax's
 RATE_MENTIONED = 1e-12  # smaller rounding errors of the learning rate are not mentioned
 
 
@@ -216,6 +216,8 @@ def said(cause: Cause | Beyond, says: str) -> str:
     >>> cause = Cause(("number",), (), (), 0.0, jax=Quote("model_jax.py", 34), torch=Quote("model.py", 21))
     >>> said(cause, "leaky_relu's negative_slope 0.2, the reference has 0.01")
     "leaky_relu's negative_slope 0.2 at model_jax.py:34, the reference has 0.01 at model.py:21"
+    >>> said(cause, "0.weight: bfloat16 in jax, float32 in torch")
+    '0.weight: bfloat16 in jax at model_jax.py:34, float32 in torch at model.py:21'
     >>> said(cause, "GELU by tanh")
     'GELU by tanh at model_jax.py:34; the reference: model.py:21'
     >>> said(cause, "Nesterov momentum in the reference only")
@@ -224,6 +226,7 @@ def said(cause: Cause | Beyond, says: str) -> str:
     jax, torch = (f" at {quote.place}" if quote else "" for quote in (cause.jax, cause.torch))
     begin, has, end = next(filter(lambda parts: parts[1], map(says.partition, HAS)), (says, "", ""))
     if has:
+        begin, has = (f"{begin} in jax", ", ") if has == HAS[-1] else (begin, has)
         return f"{begin}{jax}{has}{end}{torch}"
     if "the reference" in says:
         sides = (f"{side}: {quote.place}" for side, quote in (("jax", cause.jax), ("torch", cause.torch)) if quote)

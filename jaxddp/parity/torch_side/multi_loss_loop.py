@@ -15,7 +15,7 @@ from jaxddp.errors import InputError
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import KIND, NUMBER, Record
-from jaxddp.parity.torch_side.rank_recorder import RankRecorder, excerpt_of, to_numpy
+from jaxddp.parity.torch_side.rank_recorder import RankRecorder
 from jaxddp.parity.torch_side.side import TorchSide, in_floats
 from torch_ref.distributed import World
 from torch_ref.losses import Batch
@@ -39,7 +39,7 @@ class StepRecorder(RankRecorder):
     def start(self, micro_batches: Sequence[Batch]) -> None:
         """Begin a step; see `RankRecorder.start`."""
         super().start(micro_batches)
-        self._before = {name: to_numpy(excerpt_of(p)) for name, p in self.parameters.items()}
+        self.note_before()
         self._averaged: dict[str, Tensor] = {}
         self._clipped: dict[str, np.ndarray] = {}
 

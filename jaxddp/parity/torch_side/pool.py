@@ -13,7 +13,7 @@ from jaxddp.parity.sums import Summand
 from jaxddp.parity.torch_side.rank import Steps, TorchJob, rank_folder, serve
 
 # Stages that every rank records; the others are recorded by rank 0 only.
-STACKED = (*LOCAL_STAGES, "local_norms", "samples", "local_buffers", "local_params")
+STACKED = (*LOCAL_STAGES, "local_norms", "local_projections", "samples", "local_buffers", "local_params")
 
 
 class TorchPool:

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from jaxddp.errors import InputError
 from jaxddp.parity.case_interface import Trajectory
+from jaxddp.parity.held_types import HeldTypes
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts, errors_located
 from jaxddp.parity.port.draws import Draw
@@ -27,8 +28,17 @@ from jaxddp.parity.records import Records, RecordWriter, Tensors, full, is_large
 from jaxddp.parity.stored_tensors import StoredTensors, write_tensors
 from jaxddp.parity.torch_side.ddp_loop import DdpLoop
 from jaxddp.parity.torch_side.draws import NotedDraws
+from jaxddp.parity.torch_side.held_types import held_types, own_defaults
 from jaxddp.parity.torch_side.multi_loss_loop import MultiLossLoop
-from jaxddp.parity.torch_side.side import Source, TorchSide, default_dtype, make_side, to_batch
+from jaxddp.parity.torch_side.side import (
+    BuiltIn,
+    Source,
+    TorchSide,
+    default_dtype,
+    make_side,
+    side_of_port,
+    to_batch,
+)
 from jaxddp.parity.torch_side.variants import raised, scale_first_moments
 from torch_ref.distributed import CPU, World, process_group
 from torch_ref.losses import Batch
@@ -229,11 +239,18 @@ class DrawWeights:
     seed: int = 0
     world_size: int = 1
 
-    def run(self, world: World, tell: Tell) -> tuple[StoredTensors, Facts, tuple[Draw, ...] | InputError]:
-        """Draw the weights; return them, the facts, and the loss's draws or why it cannot be computed."""
+    def run(
+        self, world: World, tell: Tell
+    ) -> tuple[StoredTensors, Facts, tuple[Draw, ...] | InputError, HeldTypes | None]:
+        """Draw the weights; return them, the facts, the loss's draws or why it cannot be computed, and a port's types.
+
+        The types are those that its torch half holds as written; None: a built-in model's.
+        """
         tell("the port's file or torch_model")
         torch.manual_seed(self.seed)
-        side = make_side(self.source, 1, self.dtype)
+        with own_defaults(self.source.name) as own:
+            port = None if isinstance(self.source, BuiltIn) else self.source.port()
+            side = make_side(self.source, 1, self.dtype) if port is None else side_of_port(port, 1, self.dtype)
         write_tensors(self.path, {name: x.detach().cpu().numpy() for name, x in side.model.state_dict().items()})
         tell("batch(0, 0)")
         batches: list[list[Batch]] = []
@@ -244,7 +261,8 @@ class DrawWeights:
         tell("torch_loss")
         draws = _draws_of(side, batches, self.source.name)
         facts = replace(side.facts, casts=tuple(sorted(side.casts)), moves_weights=_moved(side.model, self.path))
-        return StoredTensors(self.path), facts, draws
+        types = None if port is None else held_types(port, own, not is_large_model(StoredTensors(self.path)))
+        return StoredTensors(self.path), facts, draws, types
 
 
 def _moved(model: nn.Module, path: Path) -> bool:

@@ -1,6 +1,8 @@
 """Record a torch rank's steps by wrapping the loss, DDP's communication hook and the optimizer."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from jaxddp.parity.excerpts import distance
 from jaxddp.parity.fingerprints import fingerprints
 from jaxddp.parity.port.draws import examples_of
+from jaxddp.parity.projections import projections
 from jaxddp.parity.records import Record
 from jaxddp.parity.torch_side.shared import SharedParameters
 from jaxddp.parity.torch_side.side import TorchSide
@@ -61,7 +64,8 @@ class WatchedOptimizer:
         """Record the inputs and update the parameters."""
         if self.records_given:
             self._replace()
-        self._recorder.before_update(self._optimizer)
+        with nullcontext() if self._shared is None else self._shared.on_disk():
+            self._recorder.before_update(self._optimizer)
         if not self.records_given:
             self._replace()
         if self._shared is None:
@@ -111,6 +115,8 @@ class RankRecorder:
         self.reduced: Arrays = {}
         self._full: dict[str, Arrays] = {}
         self._norms: Arrays = {}
+        self._projections: Arrays = {}
+        self._large_before: dict[str, Tensor] = {}
         self.scale = self.scaler.get_scale()
         self._before: Arrays = {}
         self._losses: list[Sums] = []
@@ -129,11 +135,17 @@ class RankRecorder:
         """Record parameters, clipped gradients and parameter groups before the optimizer's step; rank 0 only."""
         if self.world.rank > 0:
             return
-        self._before = {name: to_numpy(excerpt_of(p)) for name, p in self.parameters.items()}
+        self.note_before()
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         self._clipped = self._taken("clipped_gradients", gradients)
         self._keep_full("clipped_gradients", gradients)
         self.note_groups(optimizer.param_groups)
+
+    def note_before(self) -> None:
+        """Note the parameters before an update, large ones as excerpts and, for the projections, in full."""
+        self._before = {name: to_numpy(excerpt_of(p)) for name, p in self.parameters.items()}
+        if self.world.rank == 0:
+            self._large_before = {name: p.detach().clone() for name, p in self.parameters.items() if is_large(p)}
 
     def note_groups(self, param_groups: Iterable[dict[str, Any]]) -> None:
         """Note the options of parameter groups."""
@@ -155,9 +167,10 @@ class RankRecorder:
         return {name: value if self.scale == 1.0 else value / self.scale for name, value in pairs}
 
     def _taken(self, stage: str, tensors: Mapping[str, Tensor]) -> Arrays:
-        """Return the excerpts of tensors, and record the norms of the large ones."""
+        """Return the excerpts of tensors, and record norms and projections of the large ones."""
         large = {name: tensor.detach() for name, tensor in tensors.items() if is_large(tensor)}
         self._norms |= {f"{stage}:{name}": to_numpy(torch.linalg.vector_norm(x)) for name, x in large.items()}
+        self._projections |= _projected(stage, large.items())
         return {name: to_numpy(excerpt_of(tensor)) for name, tensor in tensors.items()}
 
     def _keep_full(self, stage: str, tensors: Mapping[str, Tensor]) -> None:
@@ -181,6 +194,7 @@ class RankRecorder:
             "local_loss": self._local_losses(),
             **({"local_gradients": self.local} if self.local else {}),
             "local_norms": {name: x for name, x in self._norms.items() if name.startswith("local_")},
+            "local_projections": {name: x for name, x in self._projections.items() if name.startswith("local_")},
             "local_buffers": buffers,
             **({"local_params": params} if self._side.own_parameters else {}),
         }
@@ -195,18 +209,29 @@ class RankRecorder:
             **({"averaged": kept} if kept else {}),
             **({"scaler": self._of_scaler()} if self.scaler.is_enabled() else {}),
             "norms": {name: x for name, x in self._norms.items() if not name.startswith("local_")},
+            "projections": {name: x for name, x in self._projections.items() if not name.startswith("local_")},
+            "optimizer_projections": {
+                **_projected("update", self._large_updates()),
+                **_projected("optimizer_state", self._states(optimizer).items()),
+            },
             "gradients": self.reduced,
             "clipped_gradients": self._clipped,
             "update": {name: params[name] - before for name, before in self._before.items()},
             "params": params,
             "buffers": buffers,
-            "optimizer_state": self._state_of(optimizer),
+            "optimizer_state": {name: to_numpy(excerpt_of(x)) for name, x in self._states(optimizer).items()},
         }
 
-    def _state_of(self, optimizer: "HasState") -> Arrays:
+    def _large_updates(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the updates of large parameters, and free what they are taken from."""
+        while self._large_before:
+            name, before = self._large_before.popitem()
+            yield name, before.neg_().add_(self.parameters[name].detach())
+
+    def _states(self, optimizer: "HasState") -> dict[str, Tensor]:
         state = optimizer.state
         return {
-            f"{key}:{name}": to_numpy(excerpt_of(value))
+            f"{key}:{name}": value
             for name, parameter in self.parameters.items()
             for key, value in state.get(parameter, {}).items()
             if isinstance(value, Tensor) and value.shape == parameter.shape
@@ -262,6 +287,16 @@ def excerpt_of(tensor: Tensor) -> Tensor:
     """Return the excerpt of a tensor, as `jaxddp.parity.excerpts.excerpt` does; a small tensor as it is."""
     apart = distance(tuple(tensor.shape))
     return tensor if apart == 1 else tensor.detach().reshape(-1)[::apart].reshape(-1, *(1,) * (tensor.ndim - 1))
+
+
+def _projected(stage: str, tensors: Iterable[tuple[str, Tensor]]) -> Arrays:
+    """Return "stage:name" -> projections of each large tensor."""
+    large = ((name, x.detach().to_dense()) for name, x in tensors if is_large(x) and x.is_floating_point())
+    return {f"{stage}:{name}": to_numpy(projections(x, None, torch, partial(_like, x))) for name, x in large}
+
+
+def _like(tensor: Tensor, array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array).to(tensor)
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

@@ -93,8 +93,12 @@ class SharedParameters:
         if self._world.rank > 0:
             for parameter in self._parameters:
                 parameter.grad = None
-        with OnDisk(self._folder):
+        with self.on_disk():
             optimizer.step()
+
+    def on_disk(self) -> OnDisk:
+        """Return a context in which large copies lie in files."""
+        return OnDisk(self._folder)
 
 
 def may_share(model: nn.Module, optimizer: Optimizer, world: World) -> bool:

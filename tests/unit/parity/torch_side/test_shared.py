@@ -57,5 +57,5 @@ def test_a_loss_that_moves_weights_is_noticed(
 ) -> None:
     monkeypatch.setattr(rank, "is_large_model", lambda start: True)
     port = write(tmp_path, *wide(6), at_start_of("torch_loss(model, batch)", code))
-    _, facts, _ = DrawWeights(PortFile(str(port)), "float64", tmp_path / "weights").run(World(), lambda where: None)
+    _, facts, *_ = DrawWeights(PortFile(str(port)), "float64", tmp_path / "weights").run(World(), lambda where: None)
     assert facts.moves_weights == moves
