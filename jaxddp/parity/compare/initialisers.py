@@ -1,0 +1,162 @@
+"""Names of initialisers by the shape and the deviation of what they draw, as torch and flax call them."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxddp.parity.compare.initialisation import (
+    CONSTANT,
+    MOST_ERRORS,
+    ORTHOGONAL,
+    Moments,
+    is_one_sample,
+    varies,
+)
+from jaxddp.parity.initial_draws import DrawnTensor
+
+# Largest absolute value of uniform numbers, and of normal ones cut off at two deviations, over their deviation.
+UNIFORM, TRUNCATED = math.sqrt(3), 2.2736
+CUT = 0.87962566  # deviation of standard normal numbers that are cut off at 2
+MARGIN = 1.002  # of these, since the numbers' own deviation is measured
+FEW_UNIFORM, FEW_TRUNCATED = 64, 600  # numbers that normal ones exceed them with, but for one chance in 300, in 1e6
+CLOSE = 3.0  # standard errors between a deviation and that of an initialiser
+
+
+class Known(NamedTuple):
+    """A known initialiser.
+
+    Attributes:
+        kind: "uniform", "normal" or "truncated".
+        gain, mode: its variance is gain over the inputs, the outputs or their mean: "fan_in", "fan_out", "fan_avg".
+        torch, flax: its names there; "": none.
+    """
+
+    kind: str
+    gain: float
+    mode: str
+    torch: str
+    flax: str
+
+
+BIAS = "uniform within 1/sqrt(fan_in)"  # of torch's layers
+# Earlier ones first where a deviation fits several.
+KNOWN = (
+    Known("uniform", 1 / 3, "fan_in", "kaiming_uniform(a=sqrt(5))", 'variance_scaling(1/3, "fan_in", "uniform")'),
+    Known("uniform", 1, "fan_avg", "xavier_uniform", "glorot_uniform()"),
+    Known("uniform", 2, "fan_in", "kaiming_uniform", "he_uniform()"),
+    Known("uniform", 1, "fan_in", "kaiming_uniform(a=1)", "lecun_uniform()"),
+    Known("truncated", 1, "fan_in", "", "lecun_normal()"),
+    Known("truncated", 2, "fan_in", "", "he_normal()"),
+    Known("truncated", 1, "fan_avg", "", "glorot_normal()"),
+    Known("normal", 2, "fan_in", "kaiming_normal", 'variance_scaling(2, "fan_in", "normal")'),
+    Known("normal", 1, "fan_avg", "xavier_normal", 'variance_scaling(1, "fan_avg", "normal")'),
+    Known("normal", 2, "fan_out", "kaiming_normal(mode='fan_out')", 'variance_scaling(2, "fan_out", "normal")'),
+    Known("normal", 1, "fan_in", "", 'variance_scaling(1, "fan_in", "normal")'),
+)
+
+
+class Described(NamedTuple):
+    """How a side draws a tensor.
+
+    Attributes:
+        family: name of the initialiser, without what depends on the size of a layer.
+        says: its name as the side calls it, or the kind of its numbers, with their deviation.
+        flax: the initialiser of flax that draws the same; "": unknown.
+    """
+
+    family: str
+    says: str
+    flax: str
+
+
+def described(side: str, name: str, tensors: Mapping[str, DrawnTensor]) -> Described:
+    """Describe how a side draws a tensor.
+
+    Args:
+        side: "torch" or "jax".
+        name: name of the tensor.
+        tensors: draws of all tensors of the side.
+
+    >>> rng = np.random.default_rng(0)
+    >>> linear = {"weight": DrawnTensor((10, 4), rng.uniform(-0.5, 0.5, (8, 40)), np.ones(8)),
+    ...           "bias": DrawnTensor((10,), np.zeros((8, 10)), np.full(8, np.nan))}
+    >>> described("torch", "weight", linear).says, described("jax", "bias", linear).says
+    ('kaiming_uniform(a=sqrt(5)), deviation 0.296', 'zeros')
+    """
+    tensor = tensors[name]
+    if not varies(tensor) and not is_one_sample(tensor):
+        return _constant(float(tensor.values[0, 0]))
+    drawn = tensor.values[:, (tensor.values != tensor.values[0]).any(axis=0)] if varies(tensor) else tensor.values[:1]
+    moments = Moments.of(drawn[:, None])
+    mean, deviation, error = float(moments.mean[0]), math.exp(moments.log[0]), math.sqrt(moments.log_error[0])
+    if np.max(tensor.overlap) < ORTHOGONAL:
+        return _orthogonal(deviation, tensor.shape)
+    kind = _kind(drawn, mean, deviation)
+    if abs(mean) > MOST_ERRORS * math.sqrt(moments.mean_error[0]):
+        return Described(kind, f"{kind or 'drawn'}, mean {mean:.3g}, deviation {deviation:.3g}", "")
+    for known in _close(kind, deviation, error, tensor.shape):
+        if called := known.torch if side == "torch" else known.flax:
+            called = called.removesuffix("()")
+            return Described(called, f"{called}, deviation {deviation:.3g}", known.flax)
+    layer = tensors.get(f"{name.rpartition('bias')[0]}weight")
+    if layer is not None and _is_torch_bias(drawn, kind, deviation, error, layer.shape):
+        return Described(BIAS, f"{BIAS}, deviation {deviation:.3g}", "")
+    return _by_numbers(kind, deviation, error)
+
+
+def _is_torch_bias(drawn: np.ndarray, kind: str, deviation: float, error: float, layer: tuple[int, ...]) -> bool:
+    """Return whether numbers may be those of the bias of torch's layer whose weight has this shape."""
+    bound = 1 / math.sqrt(math.prod(layer[1:]))
+    fits = abs(math.log(deviation * UNIFORM / bound)) < CLOSE * error
+    return kind in ("uniform", "") and len(layer) > 1 and fits and bool(np.abs(drawn).max() <= bound * MARGIN)
+
+
+def _constant(value: float) -> Described:
+    name = {0.0: "zeros", 1.0: "ones"}.get(value, f"constant({value:.4g})")
+    return Described(name, name, name)
+
+
+def _orthogonal(deviation: float, shape: tuple[int, ...]) -> Described:
+    gain = deviation * math.sqrt(max(shape[0], math.prod(shape[1:])))
+    name = "orthogonal()" if abs(gain - 1) < CONSTANT else f"orthogonal({gain:.3g})"
+    return Described("orthogonal", name.removesuffix("()"), name)
+
+
+def _kind(drawn: np.ndarray, mean: float, deviation: float) -> str:
+    """Return the kind of distribution; "" if the numbers are too few to show it."""
+    largest = float(np.abs(drawn - mean).max()) / deviation if deviation else 0.0
+    if drawn.size >= FEW_UNIFORM and largest < UNIFORM * MARGIN * (1 + 1 / math.sqrt(drawn.size)):
+        return "uniform"
+    if drawn.size < FEW_TRUNCATED:
+        return "normal" if largest > TRUNCATED * MARGIN * (1 + 1 / math.sqrt(drawn.size)) else ""
+    return "truncated" if largest < TRUNCATED * MARGIN * (1 + 1 / math.sqrt(drawn.size)) else "normal"
+
+
+def _close(kind: str, deviation: float, error: float, shape: tuple[int, ...]) -> Iterator[Known]:
+    """Yield known initialisers of a matrix or a kernel, by its fans as torch counts them."""
+    if len(shape) < 2:
+        return
+    inputs, outputs = math.prod(shape[1:]), math.prod(shape) // shape[1]
+    of_mode = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}
+    for known in KNOWN:
+        expected = math.sqrt(known.gain / of_mode[known.mode])
+        if known.kind == kind and abs(math.log(deviation / expected)) < CLOSE * error:
+            yield known
+
+
+def _by_numbers(kind: str, deviation: float, error: float) -> Described:
+    if not kind:
+        return Described("drawn", f"drawn, deviation {deviation:.3g}", "")
+    if kind == "uniform":
+        return Described(kind, f"uniform within {_rounded(deviation * UNIFORM, error)}", "")
+    scale = _rounded(deviation / CUT if kind == "truncated" else deviation, error)
+    name = f"{'truncated_normal' if kind == 'truncated' else 'normal'}({scale})"
+    return Described(kind, name, name)
+
+
+def _rounded(value: float, error: float) -> str:
+    """Return a number with as few digits as lie within the error of what was measured."""
+    digits = next((n for n in range(1, 4) if abs(math.log(float(f"{value:.{n}g}") / value)) < CLOSE * error), 3)
+    return f"{float(f'{value:.{digits}g}'):g}"
