@@ -3,6 +3,8 @@
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from jaxddp.errors import listed
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.initialisation import (
@@ -54,7 +56,7 @@ def compared(torch: Draws, jax: Draws, parameters: Collection[str]) -> Aspect:
     differing = [*differences(torch, jax, parameters)]
     if not differing:
         return Aspect("equal", remarks)
-    worst = max(differing, key=lambda difference: math.inf if math.isnan(difference.errors) else difference.errors)
+    worst = max(differing, key=lambda difference: np.nan_to_num(difference.errors, nan=-1.0))
     names = len({difference.tensor for difference in differing})
     first = f"From the same weights: {count(names, 'tensor')} {'is' if names == 1 else 'are'} initialised otherwise."
     allowed = math.nan if math.isnan(worst.errors) else MOST_ERRORS
@@ -101,4 +103,4 @@ def _words(difference: InitialDifference, torch: Draws, jax: Draws) -> tuple[tup
         says = f"{says}; {sides[0].flax} would do"
     elif sides[0].says == sides[1].says:
         says = f"{says}, of another shape"
-    return (difference.kind, *(side.family for side in sides)), says
+    return tuple(side.family for side in sides), says

@@ -72,7 +72,8 @@ def differences(
     for name, pair in both.items():
         if (difference := _difference(name, *pair, name in parameters)) is not None:
             yield difference
-    alike = {side: _alike({name: pair[place] for name, pair in both.items()}) for place, side in enumerate(SIDES)}
+    drawn = {name: pair for name, pair in both.items() if all(map(varies, pair))}
+    alike = {side: _alike({name: pair[place] for name, pair in drawn.items()}) for place, side in enumerate(SIDES)}
     for side, opposite in (SIDES, SIDES[::-1]):
         told = set[str]()
         for name, others in alike[side].items():
@@ -219,22 +220,25 @@ class Moments:
 
 
 def _differ_in_shape(torch: np.ndarray, jax: np.ndarray) -> bool:
-    """Return whether numbers, each side's less their mean and over their deviation, are distributed otherwise."""
-    a, b = (np.sort((x - x.mean()) / max(x.std(), TINY), axis=None) for x in (torch, jax))
-    for x, y in ((a, b), (b, a)):
-        beyond = np.sum(np.abs(x) > np.abs(y[[0, -1]]).max())
-        if -beyond * math.log(len(x) / (len(x) + len(y))) > LONGEST_TAIL:
+    """Return whether numbers of equal mean and deviation are distributed otherwise.
+
+    They are not standardised, so that any distribution that both sides share has the same chance of an error.
+    """
+    centre = (float(torch.mean()) + float(jax.mean())) / 2
+    sides = [np.sort(x, axis=None) for x in (torch, jax)]
+    for x, y in (sides, sides[::-1]):
+        in_tail = np.sum(np.abs(x - centre) > np.abs(y[[0, -1]] - centre).max())
+        if -in_tail * math.log(len(x) / (len(x) + len(y))) > LONGEST_TAIL:
             return True
-    both = np.concatenate([a, b])
-    steps = [np.searchsorted(x, both, side="right") / len(x) for x in (a, b)]
-    scale = math.sqrt(len(a) * len(b) / (len(a) + len(b)))
-    return bool(np.abs(steps[0] - steps[1]).max() * scale > MOST_DISTANCE)
+    both = np.concatenate(sides)
+    shares = [np.searchsorted(x, both, side="right") / len(x) for x in sides]
+    scale = math.sqrt(torch.size * jax.size / both.size)
+    return bool(np.abs(shares[0] - shares[1]).max() * scale > MOST_DISTANCE)
 
 
 def _alike(tensors: Mapping[str, DrawnTensor]) -> dict[str, tuple[str, ...]]:
-    """Return for each tensor that is drawn those that are equal to it in each draw."""
+    """Return for each tensor those that are equal to it in each draw."""
     groups: dict[tuple[tuple[int, ...], bytes], list[str]] = {}
     for name, tensor in tensors.items():
-        if varies(tensor):
-            groups.setdefault((tensor.shape, tensor.values.tobytes()), []).append(name)
+        groups.setdefault((tensor.shape, tensor.values.tobytes()), []).append(name)
     return {name: tuple(x for x in group if x != name) for group in groups.values() for name in group}

@@ -16,11 +16,11 @@ from jaxddp.parity.compare.initialisation import (
 )
 from jaxddp.parity.initial_draws import DrawnTensor
 
-# Largest absolute value of uniform numbers, and of normal ones cut off at two deviations, over their deviation.
-UNIFORM, TRUNCATED = math.sqrt(3), 2.2736
+# Largest absolute value of numbers of a kind over their deviation; normal ones are cut off at two deviations, or not.
+ENDS = {"uniform": math.sqrt(3), "truncated": 2.2736, "normal": math.inf}
 CUT = 0.87962566  # deviation of standard normal numbers that are cut off at 2
-MARGIN = 1.002  # of these, since the numbers' own deviation is measured
-FEW_UNIFORM, FEW_TRUNCATED = 64, 600  # numbers that normal ones exceed them with, but for one chance in 300, in 1e6
+MARGIN = 1.001  # of these ends, for rounding to bfloat16
+FEW = {"uniform": 64, "truncated": 100}  # of so many numbers, one of the kind that goes on further is outside: 99 %
 CLOSE = 3.0  # standard errors between a deviation and that of an initialiser
 
 
@@ -29,7 +29,7 @@ class Known(NamedTuple):
 
     Attributes:
         kind: "uniform", "normal" or "truncated".
-        gain, mode: its variance is gain over the inputs, the outputs or their mean: "fan_in", "fan_out", "fan_avg".
+        gain, mode: its variance is gain over the inputs, the outputs (`KERNEL`) or their mean ("fan_in", "fan_avg").
         torch, flax: its names there; "": none.
     """
 
@@ -41,6 +41,7 @@ class Known(NamedTuple):
 
 
 BIAS = "uniform within 1/sqrt(fan_in)"  # of torch's layers
+KERNEL = "fan_out"  # of convolutions alone; of an embedding, it is the number of its rows
 # Earlier ones first where a deviation fits several.
 KNOWN = (
     Known("uniform", 1 / 3, "fan_in", "kaiming_uniform(a=sqrt(5))", 'variance_scaling(1/3, "fan_in", "uniform")'),
@@ -52,7 +53,7 @@ KNOWN = (
     Known("truncated", 1, "fan_avg", "", "glorot_normal()"),
     Known("normal", 2, "fan_in", "kaiming_normal", 'variance_scaling(2, "fan_in", "normal")'),
     Known("normal", 1, "fan_avg", "xavier_normal", 'variance_scaling(1, "fan_avg", "normal")'),
-    Known("normal", 2, "fan_out", "kaiming_normal(mode='fan_out')", 'variance_scaling(2, "fan_out", "normal")'),
+    Known("normal", 2, KERNEL, "kaiming_normal(mode='fan_out')", 'variance_scaling(2, "fan_out", "normal")'),
     Known("normal", 1, "fan_in", "", 'variance_scaling(1, "fan_in", "normal")'),
 )
 
@@ -93,24 +94,25 @@ def described(side: str, name: str, tensors: Mapping[str, DrawnTensor]) -> Descr
     mean, deviation, error = float(moments.mean[0]), math.exp(moments.log[0]), math.sqrt(moments.log_error[0])
     if np.max(tensor.overlap) < ORTHOGONAL:
         return _orthogonal(deviation, tensor.shape)
-    kind = _kind(drawn, mean, deviation)
+    largest = float(np.abs(drawn).max())
+    known = next(_known(largest, drawn.size, deviation, error, tensor.shape), None)
+    if known is not None and (called := known.torch if side == "torch" else known.flax):
+        called = called.removesuffix("()")
+        return Described(called, f"{called}, deviation {deviation:.3g}", known.flax)
+    kind = _kind(float(np.abs(drawn - mean).max()) / deviation, drawn.size, error)
     if abs(mean) > MOST_ERRORS * math.sqrt(moments.mean_error[0]):
         return Described(kind, f"{kind or 'drawn'}, mean {mean:.3g}, deviation {deviation:.3g}", "")
-    for known in _close(kind, deviation, error, tensor.shape):
-        if called := known.torch if side == "torch" else known.flax:
-            called = called.removesuffix("()")
-            return Described(called, f"{called}, deviation {deviation:.3g}", known.flax)
     layer = tensors.get(f"{name.rpartition('bias')[0]}weight")
-    if layer is not None and _is_torch_bias(drawn, kind, deviation, error, layer.shape):
+    if layer is not None and _is_torch_bias(largest, deviation, error, layer.shape):
         return Described(BIAS, f"{BIAS}, deviation {deviation:.3g}", "")
     return _by_numbers(kind, deviation, error)
 
 
-def _is_torch_bias(drawn: np.ndarray, kind: str, deviation: float, error: float, layer: tuple[int, ...]) -> bool:
+def _is_torch_bias(largest: float, deviation: float, error: float, layer: tuple[int, ...]) -> bool:
     """Return whether numbers may be those of the bias of torch's layer whose weight has this shape."""
     bound = 1 / math.sqrt(math.prod(layer[1:]))
-    fits = abs(math.log(deviation * UNIFORM / bound)) < CLOSE * error
-    return kind in ("uniform", "") and len(layer) > 1 and fits and bool(np.abs(drawn).max() <= bound * MARGIN)
+    fits = abs(math.log(deviation * ENDS["uniform"] / bound)) < CLOSE * error
+    return len(layer) > 1 and fits and largest <= bound * MARGIN
 
 
 def _constant(value: float) -> Described:
@@ -124,25 +126,25 @@ def _orthogonal(deviation: float, shape: tuple[int, ...]) -> Described:
     return Described("orthogonal", name.removesuffix("()"), name)
 
 
-def _kind(drawn: np.ndarray, mean: float, deviation: float) -> str:
-    """Return the kind of distribution; "" if the numbers are too few to show it."""
-    largest = float(np.abs(drawn - mean).max()) / deviation if deviation else 0.0
-    if drawn.size >= FEW_UNIFORM and largest < UNIFORM * MARGIN * (1 + 1 / math.sqrt(drawn.size)):
-        return "uniform"
-    if drawn.size < FEW_TRUNCATED:
-        return "normal" if largest > TRUNCATED * MARGIN * (1 + 1 / math.sqrt(drawn.size)) else ""
-    return "truncated" if largest < TRUNCATED * MARGIN * (1 + 1 / math.sqrt(drawn.size)) else "normal"
+def _kind(largest: float, size: int, error: float) -> str:
+    """Return the kind of numbers by the largest, in their deviation; "" if they are too few to show it."""
+    margin = MARGIN * math.exp(CLOSE * error)  # of a deviation that is measured
+    kind = next(kind for kind, end in ENDS.items() if largest <= end * margin)
+    return kind if size >= FEW.get(kind, 0) else ""
 
 
-def _close(kind: str, deviation: float, error: float, shape: tuple[int, ...]) -> Iterator[Known]:
+def _known(largest: float, size: int, deviation: float, error: float, shape: tuple[int, ...]) -> Iterator[Known]:
     """Yield known initialisers of a matrix or a kernel, by its fans as torch counts them."""
     if len(shape) < 2:
         return
     inputs, outputs = math.prod(shape[1:]), math.prod(shape) // shape[1]
-    of_mode = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}
+    of_kernel = outputs if len(shape) > 2 else math.nan
+    of_mode = {"fan_in": inputs, KERNEL: of_kernel, "fan_avg": (inputs + outputs) / 2}
     for known in KNOWN:
         expected = math.sqrt(known.gain / of_mode[known.mode])
-        if known.kind == kind and abs(math.log(deviation / expected)) < CLOSE * error:
+        begin = ENDS["truncated"] if known.kind == "normal" else 0.0
+        fits = abs(math.log(deviation / expected)) < CLOSE * error and size >= FEW.get(known.kind, 0)
+        if fits and begin * expected < largest <= ENDS[known.kind] * expected * MARGIN:
             yield known
 
 
@@ -150,7 +152,7 @@ def _by_numbers(kind: str, deviation: float, error: float) -> Described:
     if not kind:
         return Described("drawn", f"drawn, deviation {deviation:.3g}", "")
     if kind == "uniform":
-        return Described(kind, f"uniform within {_rounded(deviation * UNIFORM, error)}", "")
+        return Described(kind, f"uniform within {_rounded(deviation * ENDS['uniform'], error)}", "")
     scale = _rounded(deviation / CUT if kind == "truncated" else deviation, error)
     name = f"{'truncated_normal' if kind == 'truncated' else 'normal'}({scale})"
     return Described(kind, name, name)
