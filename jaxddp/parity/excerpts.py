@@ -25,13 +25,16 @@ def distance(shape: tuple[int, ...], largest: int = LARGE) -> int:
 
     >>> distance((768, 768)), distance((50257, 768)), distance((64, 64))
     (11, 589, 1)
+    >>> distance((50257, 768), 2**14)
+    767
     """
     size = math.prod(shape)
     if size <= largest:
         return 1
     row = size // shape[0] if len(shape) > 1 else size
     apart = min(-(-size * LARGE // (largest * KEPT)), row)
-    return next((step for step in range(apart, row + 1) if math.gcd(step, size) == 1), 1)
+    steps = (*range(apart, row + 1), *range(apart, 1, -1))
+    return next((step for step in steps if math.gcd(step, size) == 1), 1)
 
 
 def excerpt(x: np.ndarray, largest: int = LARGE) -> np.ndarray:

@@ -26,6 +26,7 @@ DEPENDENT = 2.0  # ratio of the error between draws to that of independent eleme
 # Errors of so few draws (degrees of freedom) that have the chance of one error of many, from Student's distribution.
 STUDENT = {3: 1360.0, 6: 25.0, 7: 14.0, 14: 3.2}
 FEWEST = 64  # numbers of a row that is compared by itself
+OF_MASK = 2  # values of a mask or of an identity matrix
 SIDES = ("torch", "jax")
 TINY = 1e-300  # in place of 0, to divide by
 
@@ -89,8 +90,8 @@ def varies(tensor: DrawnTensor) -> bool:
 
 
 def is_one_sample(tensor: DrawnTensor) -> bool:
-    """Return whether a tensor is the same in each draw, and not a constant: no seed of a draw has reached it."""
-    return not varies(tensor) and bool((tensor.values[0] != tensor.values[0, 0]).any())
+    """Return whether a tensor is the same in each draw, and no constant or mask: no seed of a draw has reached it."""
+    return not varies(tensor) and len(np.unique(tensor.values[0])) > OF_MASK
 
 
 def are_constants(torch: DrawnTensor, jax: DrawnTensor) -> bool:

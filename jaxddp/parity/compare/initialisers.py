@@ -21,7 +21,7 @@ ENDS = {"uniform": math.sqrt(3), "truncated": 2.2736, "normal": math.inf}
 CUT = 0.87962566  # deviation of standard normal numbers that are cut off at 2
 MARGIN = 1.001  # of these ends, for rounding to bfloat16
 FEW = {"uniform": 64, "truncated": 100}  # of so many numbers, one of the kind that goes on further is outside: 99 %
-CLOSE = 3.0  # standard errors between a deviation and that of an initialiser
+CLOSE = 4.0  # standard errors between a deviation and that of an initialiser
 
 
 class Known(NamedTuple):
@@ -88,12 +88,12 @@ def described(side: str, name: str, tensors: Mapping[str, DrawnTensor]) -> Descr
     """
     tensor = tensors[name]
     if not varies(tensor) and not is_one_sample(tensor):
-        return _constant(float(tensor.values[0, 0]))
+        return _constant(tensor.values[0])
     drawn = tensor.values[:, (tensor.values != tensor.values[0]).any(axis=0)] if varies(tensor) else tensor.values[:1]
     moments = Moments.of(drawn[:, None])
     mean, deviation, error = float(moments.mean[0]), math.exp(moments.log[0]), math.sqrt(moments.log_error[0])
     if np.max(tensor.overlap) < ORTHOGONAL:
-        return _orthogonal(deviation, tensor.shape)
+        return _orthogonal(math.hypot(mean, deviation), tensor.shape)
     largest = float(np.abs(drawn).max())
     known = next(_known(largest, drawn.size, deviation, error, tensor.shape), None)
     if known is not None and (called := known.torch if side == "torch" else known.flax):
@@ -115,13 +115,16 @@ def _is_torch_bias(largest: float, deviation: float, error: float, layer: tuple[
     return len(layer) > 1 and fits and largest <= bound * MARGIN
 
 
-def _constant(value: float) -> Described:
+def _constant(values: np.ndarray) -> Described:
+    value = float(values[0])
+    if (values != value).any():
+        return Described("a table of two values", "a table of two values", "")
     name = {0.0: "zeros", 1.0: "ones"}.get(value, f"constant({value:.4g})")
     return Described(name, name, name)
 
 
-def _orthogonal(deviation: float, shape: tuple[int, ...]) -> Described:
-    gain = deviation * math.sqrt(max(shape[0], math.prod(shape[1:])))
+def _orthogonal(root_mean_square: float, shape: tuple[int, ...]) -> Described:
+    gain = root_mean_square * math.sqrt(max(shape[0], math.prod(shape[1:])))
     name = "orthogonal()" if abs(gain - 1) < CONSTANT else f"orthogonal({gain:.3g})"
     return Described("orthogonal", name.removesuffix("()"), name)
 
