@@ -96,13 +96,13 @@ class Seeds:
         return seeded
 
     def _generators(self) -> list[tuple[Any, Any]]:
-        seeds, state = self, np.random.RandomState
+        seeds = self
 
-        class RandomState(state):  # a class, since programs ask whether something is an instance of it
+        class RandomState(np.random.RandomState):  # a class, since programs ask whether something is an instance of it
             def __init__(self, seed: Any = None):
                 super().__init__(seeds._other(seed))
 
-        return [(np.random.default_rng, self._salted(np.random.default_rng)), (state, RandomState)]
+        return [(np.random.default_rng, self._salted(np.random.default_rng)), (np.random.RandomState, RandomState)]
 
     def _other(self, seed: Any) -> Any:
         """Return the seed in its place; that of a generator that draws one itself is the salt alone."""

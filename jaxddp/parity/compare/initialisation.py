@@ -12,16 +12,14 @@ import numpy as np
 from jaxddp.parity.excerpts import distance
 from jaxddp.parity.initial_draws import LARGEST, DrawnTensor
 
-# Standard errors between two means, or two log deviations; measured in 300 runs of correct pairs: up to 5.2.
+# Standard errors between two means, or two log deviations; measured in 340 runs of correct pairs: up to 4.8.
 MOST_ERRORS = 7.0
-MOST_DISTANCE = 4.0  # of Kolmogorov and Smirnov, times the root of the number of elements; measured: up to 2.3
-LONGEST_TAIL = 40 * math.log(2)  # -log of the chance that all of the largest numbers are of one side; measured: 17
-CONSTANT = 1e-3  # relative difference of constants; measured for tables in float32: 3e-4
+MOST_DISTANCE = 4.0  # of Kolmogorov and Smirnov, times the root of the number of elements; measured: up to 2.0
+LONGEST_TAIL = 40 * math.log(2)  # -log of the chance that all of the largest numbers are of one side; measured: 8.3
+CONSTANT = 1e-3  # relative difference of constants; measured for a table of 5,000 positions in float32: 3e-4
 DISTINCT = 0.5  # share of distinct numbers above which equal ones are no chance
-ORTHOGONAL, UNLIKE = (
-    0.01,
-    4.0,
-)  # largest overlap of an orthogonal matrix, in bfloat16 3e-3; others have as many times more
+ORTHOGONAL = 0.01  # largest overlap of an orthogonal matrix; measured in bfloat16: 3e-3
+UNLIKE = 4.0  # times as much overlap has a matrix that is not
 DEPENDENT = 2.0  # ratio of the error between draws to that of independent elements, above which they are not
 # Errors of so few draws (degrees of freedom) that have the chance of one error of many, from Student's distribution.
 STUDENT = {3: 1360.0, 6: 25.0, 7: 14.0, 14: 3.2}
@@ -59,7 +57,8 @@ def differences(
     """Yield the tensors that are drawn differently, and groups of tensors that are equal on one side alone.
 
     Args:
-        torch, jax: draws of both sides' tensors; those that one side lacks are not compared.
+        torch, jax: draws of both sides' tensors; those that one side lacks, or that have none or not finite
+            values, are not compared.
         parameters: names of torch's parameters; other tensors are tables, which must be equal.
 
     >>> rng = np.random.default_rng(0)
@@ -70,6 +69,9 @@ def differences(
     ['deviation']
     """
     both = {name: (torch[name], jax[name]) for name in jax if name in torch}
+    both = {
+        name: pair for name, pair in both.items() if all(x.values.size and np.isfinite(x.values).all() for x in pair)
+    }
     for name, pair in both.items():
         if (difference := _difference(name, *pair, name in parameters)) is not None:
             yield difference
@@ -110,8 +112,8 @@ def _difference(name: str, torch: DrawnTensor, jax: DrawnTensor, trained: bool) 
     elif any(not (drawn or is_one_sample(x)) for drawn, x in zip(draw_both, (torch, jax), strict=True)):
         return InitialDifference(name, "constant")
     values = [x.values if drawn else x.values[:1] for drawn, x in zip(draw_both, (torch, jax), strict=True)]
-    if all(draw_both):
-        fixed = [(x == x[0]).all(axis=0) & _is_distinct(x) for x in values]
+    if all(draw_both) and all(map(_is_distinct, values)):
+        fixed = [(x == x[0]).all(axis=0) for x in values]
         unequal = (fixed[0] != fixed[1]) | (fixed[0] & fixed[1] & ~_near(values[0][0], values[1][0]))
         if unequal.any():
             place = int(np.argmax(unequal))
@@ -119,13 +121,14 @@ def _difference(name: str, torch: DrawnTensor, jax: DrawnTensor, trained: bool) 
             row = place * distance(torch.shape, LARGEST) // _width(torch.shape)
             return InitialDifference(name, "elements", side=side, row=row)
         values = [x[:, ~fixed[0]] for x in values]
-    return _statistics(name, *values, torch, jax)
+    return _statistics(name, (values[0], values[1]), torch, jax)
 
 
 def _statistics(
-    name: str, torch: np.ndarray, jax: np.ndarray, of_torch: DrawnTensor, of_jax: DrawnTensor
+    name: str, values: tuple[np.ndarray, np.ndarray], of_torch: DrawnTensor, of_jax: DrawnTensor
 ) -> InitialDifference | None:
-    """Compare numbers, (draws, elements), that all vary."""
+    """Compare both sides' numbers, (draws, elements), that all vary."""
+    torch, jax = values
     overlaps = of_torch.overlap, of_jax.overlap
     if any(max(a) < ORTHOGONAL and min(b) > UNLIKE * max(a) for a, b in (overlaps, overlaps[::-1])):
         return InitialDifference(name, "overlap")
@@ -196,7 +199,7 @@ class Moments:
             logs = np.log(np.maximum((of_squares.sum(axis=0) - of_squares) / (size - of_draw) - means**2, TINY)) / 2
             between = np.stack([(len(x) - 1) * left.var(axis=0) for left in (means, logs)])
         log = np.log(np.maximum(squares, TINY)) / 2
-        return cls(shift[0, :, 0], log, squares / size, (kurtosis - 1) / (4 * size), *between, len(x))
+        return cls(shift[0, :, 0], log, squares / size, (kurtosis - 1) / (4 * size), between[0], between[1], len(x))
 
     @property
     def dependent(self) -> bool:

@@ -20,7 +20,8 @@ from jaxddp.parity.initial_draws import DrawnTensor
 ENDS = {"uniform": math.sqrt(3), "truncated": 2.2736, "normal": math.inf}
 CUT = 0.87962566  # deviation of standard normal numbers that are cut off at 2
 MARGIN = 1.001  # of these ends, for rounding to bfloat16
-FEW = {"uniform": 64, "truncated": 100}  # of so many numbers, one of the kind that goes on further is outside: 99 %
+# Of so many numbers, one of the kind that goes on further is outside with 99 %; and fewer have a vague deviation.
+FEW = {"uniform": 64, "truncated": 100, "normal": 100}
 CLOSE = 4.0  # standard errors between a deviation and that of an initialiser
 
 
@@ -133,7 +134,7 @@ def _kind(largest: float, size: int, error: float) -> str:
     """Return the kind of numbers by the largest, in their deviation; "" if they are too few to show it."""
     margin = MARGIN * math.exp(CLOSE * error)  # of a deviation that is measured
     kind = next(kind for kind, end in ENDS.items() if largest <= end * margin)
-    return kind if size >= FEW.get(kind, 0) else ""
+    return kind if size >= FEW[kind] else ""
 
 
 def _known(largest: float, size: int, deviation: float, error: float, shape: tuple[int, ...]) -> Iterator[Known]:
@@ -146,7 +147,7 @@ def _known(largest: float, size: int, deviation: float, error: float, shape: tup
     for known in KNOWN:
         expected = math.sqrt(known.gain / of_mode[known.mode])
         begin = ENDS["truncated"] if known.kind == "normal" else 0.0
-        fits = abs(math.log(deviation / expected)) < CLOSE * error and size >= FEW.get(known.kind, 0)
+        fits = abs(math.log(deviation / expected)) < CLOSE * error and size >= FEW[known.kind]
         if fits and begin * expected < largest <= ENDS[known.kind] * expected * MARGIN:
             yield known
 

@@ -169,3 +169,9 @@ def test_members_that_start_alike_on_one_side_are_found() -> None:
     wide = drawn(lambda *a: 2 * KINDS["normal"](*a), 2)
     (difference,) = differences(apart, {"0.w": drawn(KINDS["normal"], 3), "1.w": wide}, [*apart])
     assert (difference.kind, difference.tensor) == ("deviation", "1.w")
+
+
+@pytest.mark.parametrize("values", [np.zeros((8, 0)), np.full((8, 4), np.nan)])
+def test_tensors_without_numbers_are_left_out(values: np.ndarray) -> None:
+    tensor = DrawnTensor(values.shape[1:], values, np.full(8, np.nan))
+    assert compared(tensor, tensor) == []
