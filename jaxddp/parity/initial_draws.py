@@ -32,11 +32,13 @@ class DrawnTensor:
         values: (draws, elements) in torch's order; an excerpt of a large tensor.
         overlap: (draws,) the largest product of two of its rows, or columns where these are fewer, over their mean
             square length: 0 for an orthogonal matrix, NaN where there are less than `FEWEST_ROWS`.
+        own: shape of the array that is this tensor, on jax's side; (): there is none, as for a stack of layers.
     """
 
     shape: tuple[int, ...]
     values: np.ndarray
     overlap: np.ndarray
+    own: tuple[int, ...] = ()
 
 
 def draws_for(elements: int) -> int:

@@ -16,7 +16,7 @@ from jaxddp.parity.compare.initialisation import (
     is_one_sample,
     varies,
 )
-from jaxddp.parity.compare.initialisers import described
+from jaxddp.parity.compare.initialisers import described, same_fans
 from jaxddp.parity.coverage import Aspect
 from jaxddp.parity.initial_draws import DrawnTensor, draws_for
 from jaxddp.parity.jax_side.initial_weights import JaxInitialWeights
@@ -91,16 +91,17 @@ def _words(difference: InitialDifference, torch: Draws, jax: Draws) -> tuple[tup
     if difference.kind == "alike":
         opposite = SIDES[1 - SIDES.index(difference.side)]
         equal = listed(difference.others, joint=", ")
-        return ("alike", name), f"starts equal to {equal} in {difference.side}, and not in {opposite}"
+        return ("alike", difference.side), f"starts equal to {equal} in {difference.side}, and not in {opposite}"
     if difference.kind == "elements":
         where = f"is a constant in {difference.side} alone" if difference.side else "has other constants"
         return ("elements", name), f"row {difference.row} {where}"
     if difference.kind == "row":
         return ("row", name), f"row {difference.row} is drawn otherwise"
     sides = [described(side, name, tensors) for side, tensors in zip(SIDES, (torch, jax), strict=True)]
+    fitting = sides[0].flax if sides[0].is_shapeless or same_fans(torch[name].shape, jax[name].own) else ""
     says = "; ".join(f"{side} {one.says}" for side, one in zip(SIDES, sides, strict=True))
-    if sides[0].flax and sides[0].flax != sides[1].flax:
-        says = f"{says}; {sides[0].flax} would do"
+    if fitting and fitting != sides[1].flax:
+        says = f"{says}; {fitting} would do"
     elif sides[0].says == sides[1].says:
         says = f"{says}, of another shape"
-    return tuple(side.family for side in sides), says
+    return (*(side.family for side in sides), str(bool(fitting))), says

@@ -66,11 +66,13 @@ class Described(NamedTuple):
         family: name of the initialiser, without what depends on the size of a layer.
         says: its name as the side calls it, or the kind of its numbers, with their deviation.
         flax: the initialiser of flax that draws the same; "": unknown.
+        is_shapeless: whether `flax` draws the same for arrays of every shape.
     """
 
     family: str
     says: str
-    flax: str
+    flax: str = ""
+    is_shapeless: bool = False
 
 
 def described(side: str, name: str, tensors: Mapping[str, DrawnTensor]) -> Described:
@@ -102,11 +104,20 @@ def described(side: str, name: str, tensors: Mapping[str, DrawnTensor]) -> Descr
         return Described(called, f"{called}, deviation {deviation:.3g}", known.flax)
     kind = _kind(float(np.abs(drawn - mean).max()) / deviation, drawn.size, error)
     if abs(mean) > MOST_ERRORS * math.sqrt(moments.mean_error[0]):
-        return Described(kind, f"{kind or 'drawn'}, mean {mean:.3g}, deviation {deviation:.3g}", "")
+        return Described(kind, f"{kind or 'drawn'}, mean {mean:.3g}, deviation {deviation:.3g}")
     layer = tensors.get(f"{name.rpartition('bias')[0]}weight")
     if layer is not None and _is_torch_bias(largest, deviation, error, layer.shape):
-        return Described(BIAS, f"{BIAS}, deviation {deviation:.3g}", "")
+        return Described(BIAS, f"{BIAS}, deviation {deviation:.3g}")
     return _by_numbers(kind, deviation, error)
+
+
+def same_fans(shape: tuple[int, ...], own: tuple[int, ...]) -> bool:
+    """Return whether flax's initialisers count as many inputs and outputs of jax's own array as torch of its tensor.
+
+    >>> same_fans((10, 20), (20, 10)), same_fans((10, 20), (10, 20)), same_fans((8, 4, 3, 3), (3, 3, 4, 8))
+    (True, False, True)
+    """
+    return len(shape) == len(own) > 1 and shape[:2] == (own[-1], own[-2])
 
 
 def _is_torch_bias(largest: float, deviation: float, error: float, layer: tuple[int, ...]) -> bool:
@@ -119,9 +130,9 @@ def _is_torch_bias(largest: float, deviation: float, error: float, layer: tuple[
 def _constant(values: np.ndarray) -> Described:
     value = float(values[0])
     if (values != value).any():
-        return Described("a table of two values", "a table of two values", "")
+        return Described("a table of two values", "a table of two values")
     name = {0.0: "zeros", 1.0: "ones"}.get(value, f"constant({value:.4g})")
-    return Described(name, name, name)
+    return Described(name, name, name, True)
 
 
 def _orthogonal(root_mean_square: float, shape: tuple[int, ...]) -> Described:
@@ -154,12 +165,12 @@ def _known(largest: float, size: int, deviation: float, error: float, shape: tup
 
 def _by_numbers(kind: str, deviation: float, error: float) -> Described:
     if not kind:
-        return Described("drawn", f"drawn, deviation {deviation:.3g}", "")
+        return Described("drawn", f"drawn, deviation {deviation:.3g}")
     if kind == "uniform":
-        return Described(kind, f"uniform within {_rounded(deviation * ENDS['uniform'], error)}", "")
+        return Described(kind, f"uniform within {_rounded(deviation * ENDS['uniform'], error)}")
     scale = _rounded(deviation / CUT if kind == "truncated" else deviation, error)
     name = f"{'truncated_normal' if kind == 'truncated' else 'normal'}({scale})"
-    return Described(kind, name, name)
+    return Described(kind, name, name, True)
 
 
 def _rounded(value: float, error: float) -> str:

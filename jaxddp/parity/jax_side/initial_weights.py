@@ -1,8 +1,9 @@
 """Draw the initial weights of a port's jax model under other keys."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -42,16 +43,29 @@ class JaxInitialWeights:
         seeds = Seeds(self.seed)
         # The check's runs make the model with x64 too, so that what they have compiled for it is used again.
         with jax.enable_x64(True), seeds.replacing(), other_keys(seeds):
-            side = side_of(self.case)
+            side, own = side_of(self.case), dict[str, tuple[int, ...]]()
 
             def tensors_of(port: Port) -> Arrays:
                 tell("flax_model")
                 batch = partial(port.first_batch, "jax")
                 functional = functional_of(port.flax_model(), port.flax_loss, batch, port.no_twin)
                 arrays = {**functional.params, **functional.buffers}
+                own.update({name: x.shape for name, x in arrays.items()})
                 return side.to_torch({name: np.asarray(x) for name, x in arrays.items()})
 
-            return drawn(self.source, tensors_of, seeds, self.count)
+            tensors = drawn(self.source, tensors_of, seeds, self.count)
+            shapes = dict(_own_shapes(own, side.to_torch))
+            return {name: replace(x, own=shapes.get(name, ())) for name, x in tensors.items()}
+
+
+def _own_shapes(
+    shapes: Mapping[str, tuple[int, ...]], to_torch: Callable[..., Arrays]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the tensors that are one array, with its shape."""
+    for name, shape in shapes.items():
+        tensors = to_torch({name: np.zeros(shape, bool)})
+        if len(tensors) == 1 and all(x.size == math.prod(shape) for x in tensors.values()):
+            yield next(iter(tensors)), shape
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 import torch
 from jax.nn import initializers
 
-from jaxddp.parity.compare.initialisers import described
+from jaxddp.parity.compare.initialisers import described, same_fans
 from jaxddp.parity.initial_draws import DrawnTensor, _overlap
 
 
@@ -85,3 +85,22 @@ def test_the_bias_of_a_layer_of_torch_has_its_rule() -> None:
     assert described("torch", "fc.bias", layer).family == "uniform within 1/sqrt(fan_in)"
     layer["fc.bias"] = of_torch(lambda x: torch.nn.init.uniform_(x, -2 * bound, 2 * bound), (3,))
     assert described("torch", "fc.bias", layer).family != "uniform within 1/sqrt(fan_in)"
+
+
+@pytest.mark.parametrize(
+    ("shape", "own", "same"),
+    [
+        ((10, 20), (20, 10), True),
+        ((10, 20), (10, 20), False),
+        ((10, 20), (20, 2, 5), False),
+        ((10, 20), (), False),
+        ((8, 4, 3, 5), (3, 5, 4, 8), True),
+        ((4, 8, 3, 3), (3, 3, 4, 8), False),
+        ((10,), (10,), False),
+    ],
+    ids=["linear", "torch's layout", "heads", "fused", "convolution", "transposed convolution", "bias"],
+)
+def test_an_initialiser_of_flax_would_do_only_for_an_array_of_the_same_fans(
+    shape: tuple[int, ...], own: tuple[int, ...], same: bool
+) -> None:
+    assert same_fans(shape, own) == same
