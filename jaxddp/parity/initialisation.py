@@ -52,7 +52,7 @@ def compared(torch: Draws, jax: Draws, parameters: Collection[str]) -> Aspect:
     drawn = [name for name in jax if name in torch and varies(torch[name])]
     if drawn and not any(jax[name].values.any() for name in drawn):
         return Aspect("not compared", (NONE,))
-    remarks = tuple(_on_samples(torch, jax))
+    remarks = tuple(_on_samples(torch, jax, parameters))
     differing = [*differences(torch, jax, parameters)]
     if not differing:
         return Aspect("equal", remarks)
@@ -64,9 +64,9 @@ def compared(torch: Draws, jax: Draws, parameters: Collection[str]) -> Aspect:
     return Aspect("differs", says, worst.errors, 0, allowed, worst.tensor)
 
 
-def _on_samples(torch: Draws, jax: Draws) -> Iterator[str]:
+def _on_samples(torch: Draws, jax: Draws, parameters: Collection[str]) -> Iterator[str]:
     """Yield a sentence on each side that was judged by one sample of a tensor."""
-    both = [(torch[name], jax[name]) for name in jax if name in torch]
+    both = [(torch[name], jax[name]) for name in jax if name in torch and name in parameters]
     unequal = [pair for pair in both if not are_constants(*pair)]
     for place, side in enumerate(SIDES):
         if number := sum(is_one_sample(pair[place]) for pair in unequal):
@@ -97,6 +97,8 @@ def _words(difference: InitialDifference, torch: Draws, jax: Draws) -> tuple[tup
         return ("elements", name), f"row {difference.row} {where}"
     if difference.kind == "row":
         return ("row", name), f"row {difference.row} is drawn otherwise"
+    if difference.kind == "constant" and any(map(is_one_sample, (torch[name], jax[name]))):
+        return ("table",), "the tables differ"
     sides = [described(side, name, tensors) for side, tensors in zip(SIDES, (torch, jax), strict=True)]
     fitting = sides[0].flax if sides[0].is_shapeless or same_fans(torch[name].shape, jax[name].own) else ""
     says = "; ".join(f"{side} {one.says}" for side, one in zip(SIDES, sides, strict=True))

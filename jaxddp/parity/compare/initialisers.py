@@ -105,7 +105,7 @@ def described(side: str, name: str, tensors: Mapping[str, DrawnTensor]) -> Descr
     kind = _kind(float(np.abs(drawn - mean).max()) / deviation, drawn.size, error)
     if abs(mean) > MOST_ERRORS * math.sqrt(moments.mean_error[0]):
         return Described(kind, f"{kind or 'drawn'}, mean {mean:.3g}, deviation {deviation:.3g}")
-    layer = tensors.get(f"{name.rpartition('bias')[0]}weight")
+    layer = tensors.get(f"{name.removesuffix('bias')}weight") if name.endswith("bias") else None
     if layer is not None and _is_torch_bias(largest, deviation, error, layer.shape):
         return Described(BIAS, f"{BIAS}, deviation {deviation:.3g}")
     return _by_numbers(kind, deviation, error)

@@ -207,3 +207,24 @@ def test_a_weight_that_a_file_loads_is_one_sample_and_a_table_a_constant(tmp_pat
     torch, jax, parameters = drawn(write(tmp_path, text=NORMAL + loads + right))
     assert is_one_sample(jax["0.weight"]) and varies(jax["1.weight"])
     assert compared(torch, jax, parameters).verdict == "equal"
+
+
+def test_a_table_that_differs_is_a_difference_and_no_sample(tmp_path: Path) -> None:
+    text = """
+import numpy as np, torch, jax
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(4))
+        self.register_buffer("table", torch.sin(torch.arange(4.0)))
+    def forward(self, x): return x * self.scale + self.table
+def torch_model(): return Net()
+def torch_loss(model, batch): return model(batch["x"]).mean()
+def batch(step, rank): return {"x": np.ones((3, 4))}
+optimizer = "sgd"
+def flax_model(): return {"scale": np.ones(4)}, {"table": np.sin(np.arange(4.0))}
+def flax_loss(params, state, batch): return (batch["x"] * params["scale"] + state["table"]).mean(), state
+"""
+    assert aspect(tmp_path, text) == Aspect("equal")
+    found = aspect(tmp_path, text, ("np.sin(np.arange(4.0))", "np.cos(np.arange(4.0))"))
+    assert found.says == ("From the same weights: 1 tensor is initialised otherwise.", "table: the tables differ.")
