@@ -75,7 +75,10 @@ def aspect(folder: Path, text: str, *changes: Change) -> Aspect:
     return compared(*drawn(write(folder, *changes, text=text)))
 
 
-@pytest.mark.parametrize("way", RIGHT)
+COMPILES = "jit"  # anew for each draw, which takes long
+
+
+@pytest.mark.parametrize("way", [pytest.param(x, marks=[pytest.mark.large] * (x == COMPILES)) for x in RIGHT])
 def test_other_keys_and_seeds_reach_the_weights(way: str, tmp_path: Path) -> None:
     torch, jax, parameters = drawn(write(tmp_path, text=NORMAL + RIGHT[way]))
     assert all(len(np.unique(x.values[:, 0])) == 8 for x in (*torch.values(), *jax.values()))
