@@ -10,7 +10,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from jaxddp.parity.compare.free_running import drifts, free_running, grown_round
 from jaxddp.parity.compare.idle import idle
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.compare.types import compare_types
-from jaxddp.parity.coverage import Beyond, Trial
+from jaxddp.parity.coverage import Aspect, Beyond, Trial
 from jaxddp.parity.diagnosis.cause_lines import START, with_function_lines
 from jaxddp.parity.diagnosis.differences import find_differences, unexplained
 from jaxddp.parity.diagnosis.evidence import Evidence
@@ -35,6 +35,7 @@ from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
 from jaxddp.parity.diagnosis.rounding import explain_rounding
 from jaxddp.parity.environment import environment
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
+from jaxddp.parity.initialisation import initialisation
 from jaxddp.parity.jax_side.excerpt_program import MANY
 from jaxddp.parity.patch.proposals import with_patches
 from jaxddp.parity.port import Port, PortFile, PortSource
@@ -125,15 +126,18 @@ def check(
         context.callback(setattr, crew, "watch", lambda children: None)
         runs = Runs(case, crew, seed, progress)
         remarks: tuple[str, ...] = ()
+        aspects: dict[str, Aspect] = {}
         try:
             with stop.raising():  # a process starts only once the imports that all processes share are done
                 runs.in_float64()
                 runs, remarks = _with_wide_arrays(runs, case, crew)
+                if (initial := initialisation(runs)) is not None:
+                    aspects["initialisation"] = initial
                 if numerics and len(runs.torch) and len(runs.jax):
                     runs.in_float32()
         except Stopped:
             crew.end()
-        report = report_on(runs, crew, started, patch, remarks, causes, quick)
+        report = report_on(runs, crew, started, patch, remarks, causes, aspects, quick)
         if workers is None and math.isfinite(stop.left):
             crew.end(patience=min(ENDING, stop.left))  # the report must not wait for processes beyond the limit
         return report
@@ -163,6 +167,7 @@ def report_on(
     patch: bool = False,
     remarks: Sequence[str] = (),
     causes: bool = True,
+    aspects: Mapping[str, Aspect] | None = None,
     quick: bool = False,
 ) -> Report:
     """Return the report on these runs.
@@ -174,6 +179,7 @@ def report_on(
         patch: whether to look for patches.
         remarks: sentences for the report.
         causes: whether to look for the causes of differences.
+        aspects: what was compared beside the steps.
         quick: compare nothing beyond the run.
     """
     progress, untried = runs.progress, [*runs.progress.untried()]
@@ -235,7 +241,7 @@ def report_on(
         numerics=numerics,
         trials=trials,
         beyond=beyond,
-        aspects={"types": types.aspect} if types else {},
+        aspects=dict(aspects or {}) | ({"types": types.aspect} if types else {}),
         intended=dict(runs.facts.intended),
         problems=tuple(problems),
         names=runs.names,

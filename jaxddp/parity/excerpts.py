@@ -14,20 +14,27 @@ LARGE = 2**17  # elements; a larger tensor is kept as an excerpt
 KEPT = 2**16  # elements of an excerpt, about
 
 
-def distance(shape: tuple[int, ...]) -> int:
+def distance(shape: tuple[int, ...], largest: int = LARGE) -> int:
     """Return the distance between the elements of an excerpt; 1: all elements are kept.
 
     It has no divisor in common with the sizes, so that the elements come from all columns, and is at most a row.
 
+    Args:
+        shape: shape of the tensor.
+        largest: elements of the largest tensor that is kept in full.
+
     >>> distance((768, 768)), distance((50257, 768)), distance((64, 64))
     (11, 589, 1)
+    >>> distance((50257, 768), 2**14)
+    767
     """
     size = math.prod(shape)
-    if size <= LARGE:
+    if size <= largest:
         return 1
     row = size // shape[0] if len(shape) > 1 else size
-    apart = min(-(-size // KEPT), row)
-    return next((step for step in range(apart, row + 1) if math.gcd(step, size) == 1), 1)
+    apart = min(-(-size * LARGE // (largest * KEPT)), row)
+    steps = (*range(apart, row + 1), *range(apart, 1, -1))
+    return next((step for step in steps if math.gcd(step, size) == 1), 1)
 
 
 def is_large(shape: tuple[int, ...]) -> bool:
@@ -35,13 +42,13 @@ def is_large(shape: tuple[int, ...]) -> bool:
     return distance(shape) > 1
 
 
-def excerpt(x: np.ndarray) -> np.ndarray:
-    """Return the excerpt of a tensor, (elements, 1, ..., 1) with as many axes; all of a small tensor.
+def excerpt(x: np.ndarray, largest: int = LARGE) -> np.ndarray:
+    """Return the excerpt of a tensor, (elements, 1, ..., 1) with as many axes; all of one with `largest` elements.
 
     >>> excerpt(np.zeros((768, 768))).shape
     (53621, 1)
     """
-    apart = distance(x.shape)
+    apart = distance(x.shape, largest)
     return x if apart == 1 else x.reshape(-1)[::apart].reshape(-1, *(1,) * (x.ndim - 1)).copy()
 
 

@@ -29,7 +29,7 @@ from jaxddp.parity.progress import DRAW, FLOAT32, FORCED, FREE, Progress
 from jaxddp.parity.records import Lazy, Records, RecordWriter, Scratch, StoredRecord, is_large_model, shapes_of
 from jaxddp.parity.sums import Summand
 from jaxddp.parity.torch_side.pool import torch_records
-from jaxddp.parity.torch_side.rank import DrawWeights, Steps, Summary, rank_folder
+from jaxddp.parity.torch_side.rank import DrawWeights, Steps, Summary, TorchJob, rank_folder
 from jaxddp.parity.torch_side.widened import NarrowConstants
 from jaxddp.parity.user_code.homes import home_of
 from jaxddp.parity.workers import Workers
@@ -93,7 +93,7 @@ class Runs:
         if not self.start or self.problems:
             return
         if self._is_large:
-            self.progress.say(memory_in_words(self._elements, self.case.world_size, self._shares))
+            self.progress.say(memory_in_words(self.elements, self.case.world_size, self._shares))
         if self.facts.custom_start:
             with self._noting("jax"):
                 self.starts = self._workers.jax.do(Starts(self.case, self.start))
@@ -227,6 +227,20 @@ class Runs:
         with self._beside(Free(case, self.start, self.path("free"))), self._noting("torch"):
             self.summary = self._workers.torch.do(reference)[0]
 
+    def both(self, of_jax: JaxJob, of_torch: TorchJob) -> tuple[Any, Any] | str:
+        """Run a job of each side beside each other; return both answers, or why there are none.
+
+        The failure of such a job is no problem of the check.
+        """
+        known = len(self.problems)
+        answers_of_torch: list[Any] = []
+        with self._beside(of_jax) as answers, self._noting("torch"):
+            answers_of_torch = self._workers.torch.do(of_torch)
+        self.problems, failures = self.problems[:known], self.problems[known:]
+        if failures or not answers or not answers_of_torch:
+            return "; ".join(map(str, failures)) or "a process has failed"
+        return answers[0], answers_of_torch[0]
+
     @contextmanager
     def _beside(self, job: JaxJob) -> Iterator[list[Any]]:
         """Run a job of jax while the body of the `with` statement runs torch's; put its answer into the list."""
@@ -244,7 +258,8 @@ class Runs:
                 answers.append(self._workers.jax.wait())
 
     @property
-    def _elements(self) -> int:
+    def elements(self) -> int:
+        """Number of elements of the model's tensors."""
         return sum(math.prod(shape) for shape in shapes_of(self.start).values())
 
     @property

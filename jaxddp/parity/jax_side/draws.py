@@ -1,12 +1,11 @@
 """Record the random numbers that a jax loss or step draws, or take them from the batch."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial, wraps
 from itertools import takewhile
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -35,6 +34,7 @@ from jaxddp.parity.port.draws import (
     enclosing_layer,
     examples_of,
 )
+from jaxddp.parity.replaced_functions import replaced
 from jaxddp.parity.user_code.homes import line_of_function
 from jaxddp.program.losses import named_losses
 from jaxddp.step.loops import primitives
@@ -194,18 +194,17 @@ def _in_dtype(numbers: jax.Array, dtype: Any) -> jax.Array:
 @contextmanager
 def _replaced(functions: Functions) -> Iterator[None]:
     """Replace functions of jax.random wherever a module holds them, and as methods of `nnx.Rngs` and its streams."""
-    known = {id(SAMPLERS[name]): _outside_of_init(SAMPLERS[name], f) for name, f in functions.items()}
-    with ExitStack() as stack:
-        for module_name, module in list(sys.modules.items()):
-            if module_name.startswith(("jax.", "jaxlib.")) and module is not jax.random:
-                continue
-            for name, value in list(getattr(module, "__dict__", {}).items()):
-                if id(value) in known:
-                    stack.enter_context(mock.patch.object(module, name, known[id(value)]))
+    replacements = {name: _outside_of_init(SAMPLERS[name], function) for name, function in functions.items()}
+    pairs = [(SAMPLERS[name], replacement) for name, replacement in replacements.items()]
+    with replaced(pairs, _is_part_of_jax), ExitStack() as stack:
         for kind in (nnx.Rngs, nnx.RngStream):
             for name in functions.keys() & set(dir(kind)):
-                stack.enter_context(mock.patch.object(kind, name, _method(known[id(SAMPLERS[name])])))
+                stack.enter_context(mock.patch.object(kind, name, _method(replacements[name])))
         yield
+
+
+def _is_part_of_jax(name: str, module: ModuleType) -> bool:
+    return name.startswith(("jax.", "jaxlib.")) and module is not jax.random
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:

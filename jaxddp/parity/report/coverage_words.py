@@ -10,6 +10,7 @@ from jaxddp.parity.findings import ORDER, Findings
 from jaxddp.parity.report.numbers import count, number
 from jaxddp.parity.report.words import STAGE_NAMES, said
 
+MOST_SAYS = 3  # sentences on an aspect
 MOST_REASONS = 3  # of trials that were left out, in a sentence
 
 
@@ -30,11 +31,12 @@ def cells(aspect: Aspect) -> tuple[str, str, str]:
 def sentences(findings: Findings) -> Iterator[str]:
     """Yield what the verdict covers beside the run's steps, and what not, each in a sentence."""
     for name, aspect in aspects(findings):
-        if aspect.verdict != "equal":
-            yield from (
-                f"{says} (intended: {findings.intended[name]})" if name in findings.intended else says
-                for says in aspect.says
-            )
+        says = aspect.says[:MOST_SAYS]
+        if name in findings.intended and says:
+            says = (f"{says[0]} (intended: {findings.intended[name]})", *says[1:])
+        yield from says
+        if (rest := len(aspect.says) - MOST_SAYS) > 0:
+            yield f"{count(rest, 'further sentence')} on {name} [--report, --json]."
     compared = [trial for trial in findings.trials if not trial.left_out]
     differing = {trial.what for beyond in findings.beyond for trial in (beyond.trial, *beyond.others)}
     if equal := [trial for trial in compared if trial.what not in differing]:
