@@ -27,6 +27,7 @@ from jaxddp.parity.compare.idle import idle
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.diagnosis.cause_lines import START, with_function_lines
 from jaxddp.parity.diagnosis.differences import find_differences, unexplained
+from jaxddp.parity.diagnosis.evaluation import evaluation_of
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
@@ -196,6 +197,8 @@ def report_on(
     if not semantic:
         differences += drifts(free, len(runs.jax), rate_rounding)
     differences = differences or ([] if problems else [*unexplained(evidence)])
+    aspects, of_evaluation = evaluation_of(evidence, searches, causes)
+    differences += of_evaluation
     if searches.ended and not all(one.cause for one in differences):
         untried.append(CAUSES)
     diff = ""
@@ -217,6 +220,7 @@ def report_on(
         losses=_losses(runs),
         differences=tuple(differences),
         numerics=numerics,
+        aspects=aspects,
         intended=dict(runs.facts.intended),
         problems=tuple(problems),
         names=runs.names,

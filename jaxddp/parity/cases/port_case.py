@@ -46,9 +46,14 @@ class PortCase:
         return self.source.name
 
     @cached_property
+    def port_as_made(self) -> Port:
+        """Port, made once; its losses draw their random numbers themselves."""
+        return self.source.port()
+
+    @cached_property
     def port(self) -> Port:
-        """Port, made once."""
-        port = self.source.port()
+        """Port whose losses take their random numbers from the batch."""
+        port = self.port_as_made
         return serving(port) if isinstance(port, DrawnPort) else port
 
     @property

@@ -1,0 +1,139 @@
+"""Batches of an evaluation, and what a side computes of them. Imports neither framework."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxddp.data.batches import to_arrays
+from jaxddp.data.sources import Source, as_source
+from jaxddp.parity.port.draws import examples_of
+from jaxddp.parity.port.port import Port, Side
+
+PREDICT = "predict"
+BATCHES = 2  # full batches of an evaluation, before a shorter one
+ELEMENTS = 2**23  # of an output of a batch; of a larger one, some are compared
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class EvaluationBatch:
+    """A batch of an evaluation.
+
+    Attributes:
+        arrays: examples, (B, ...).
+        size: B.
+        test_set: beginning of the outputs' names: "" of the only test set, "noisy_" of several.
+        filled: number of examples to which jax's trainer fills up the batch, whose sums include losses; 0: the
+            trainers do not evaluate the port.
+    """
+
+    arrays: Arrays
+    size: int
+    test_set: str = ""
+    filled: int = 0
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a side computes of a batch.
+
+    Attributes:
+        test_set, size: see `EvaluationBatch`.
+        outputs: what `predict` returns, array by array.
+        sums: sums of losses and metrics, and what to divide them by, as in the trainers.
+        padded: the same of the batch as jax's trainer fills it up; {}: it does not.
+        depends: whether the outputs depend on the parameters; jax's side alone tells.
+        errors: "predict" and "metrics" -> why there is none.
+    """
+
+    test_set: str
+    size: int
+    outputs: Arrays = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    padded: dict[str, float] = field(default_factory=dict)
+    depends: bool = True
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+def evaluation_batches(port: Port, side: Side, steps: int) -> list[EvaluationBatch]:
+    """Return the batches of a port's evaluation: full ones and a shorter one, of each test set or of the run.
+
+    Args:
+        port: the port.
+        side: the side to ask, where each has its own loader.
+        steps: steps of the run, from which the examples are if the port has no test data.
+    """
+    if port.test_data is None:
+        return [*_of_run(port, side, steps)]
+    size, data = _size(examples_of(port.first_batch(side))), port.test_data()
+    if isinstance(data, Mapping) and data and all(isinstance(x, Source) for x in data.values()):
+        return [batch for name, source in data.items() for batch in _of_source(source, size, name, fills=True)]
+    return [*_of_source(as_source(data, "test_data()"), size)]
+
+
+def cut(examples: int, size: int) -> tuple[int, int]:
+    """Return how many examples to evaluate, and in batches of which size, which does not divide them if it can be so.
+
+    >>> cut(360, 16), cut(32, 16), cut(5, 16), cut(1, 16)
+    ((40, 16), (31, 16), (5, 3), (1, 1))
+    """
+    size = min(size, examples // 2 + 1)
+    count = min(examples, BATCHES * size + size // 2)
+    return count - (count % size == 0 and count > size), size
+
+
+def output_arrays(outputs: Any, name: str = PREDICT) -> dict[str, Any]:
+    """Return the arrays among what `predict` returns, by name; they may be of any framework.
+
+    >>> [*output_arrays({"logits": np.zeros(2), "states": (np.ones(1), None)})]
+    ['predict.logits', 'predict.states.0']
+    """
+    if hasattr(outputs, "shape") and hasattr(outputs, "dtype"):
+        return {name: outputs}
+    if dataclasses.is_dataclass(outputs) and not isinstance(outputs, Mapping):
+        outputs = {f.name: getattr(outputs, f.name) for f in dataclasses.fields(outputs)}
+    if isinstance(outputs, tuple | list):
+        outputs = dict(zip(getattr(outputs, "_fields", range(len(outputs))), outputs, strict=True))
+    if not isinstance(outputs, Mapping):
+        return {}
+    return {key: x for inner, value in outputs.items() for key, x in output_arrays(value, f"{name}.{inner}").items()}
+
+
+def real(x: np.ndarray) -> np.ndarray:
+    """Return an output as float64, integers or booleans; of a complex one, both parts; of a large one, some elements.
+
+    >>> real(np.array([1 + 2j])), real(np.ones(2, np.float32)).dtype
+    (array([[1., 2.]]), dtype('float64'))
+    """
+    if x.dtype.kind == "c":
+        x = np.stack([x.real, x.imag], axis=-1)
+    x = x if x.dtype.kind in "iub" else x.astype(np.float64)
+    if x.size <= ELEMENTS:
+        return x
+    rows = x.reshape(len(x), -1)
+    return rows[:, :: -(-x.size // ELEMENTS) | 1]
+
+
+def _of_source(source: Source, size: int, name: str = "", fills: bool = False) -> Iterator[EvaluationBatch]:
+    count, size = cut(len(source), size)
+    for first in range(0, count, size):
+        indices = np.arange(first, min(first + size, count))
+        arrays = to_arrays(source.take(indices, 0), source.where)
+        yield EvaluationBatch(arrays, len(indices), name, size if fills else 0)
+
+
+def _of_run(port: Port, side: Side, steps: int) -> Iterator[EvaluationBatch]:
+    """Yield batches of the first steps, the last of them cut."""
+    for number in range(BATCHES + 1):
+        arrays = examples_of(port.micro_batches(number % steps, 0, side)[0])
+        size = _size(arrays)
+        size = size if number < BATCHES else max(1, size // 2)
+        yield EvaluationBatch({name: x[:size] for name, x in arrays.items()}, size)
+
+
+def _size(arrays: Mapping[str, Any]) -> int:
+    return len(next(iter(arrays.values())))
