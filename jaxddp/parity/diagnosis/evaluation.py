@@ -1,7 +1,7 @@
 """Compare the evaluations of both sides with the weights after torch's run, and explain a difference."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,8 @@ UNUSED = "jax's outputs depend on none of the weights that predict is given; tho
 FIX = "put the model into evaluation mode in predict, or in the loss where it gets `train`"
 FIX_TORCH = "make torch's functions depend on the module's mode, as F.dropout by `training=self.training`"
 FIX_UNUSED = "compute the outputs with the model that predict is given, not with weights of the file"
+EARLIER = {"samples": "the examples of the run differ", "local_loss": "the loss of the run differs"}
+HANGS = "it changes with the last bit of the weights in float32"
 PADS = "jaxddp.train fills up the last batch with copies of an example, and these change what the others have"
 FIX_PADS = "let each example's output depend on that example alone, or return metrics that are means over the batch"
 
@@ -90,29 +92,41 @@ def evaluation_of(
     """
     if not {"predict", "test_data"} & {*evidence.facts.evaluation} or not evidence.judgement.residuals:
         return {}, []
-    if early := [stage for stage in ("samples", "local_loss") if stage in evidence.judgement.first]:
-        return _left_out(f"the {early[0].replace('_', ' ')} differs already"), []
+    if early := [stage for stage in EARLIER if stage in evidence.judgement.first]:
+        return _left_out(
+            f"the {early[0].replace('_', ' ')} of the run {'differ' if early[0] == 'samples' else 'differs'}"
+        ), []
     failed: list[Problem] = []
     sides = searches.run(lambda: _both_sides(evidence, searches.workers), failed)
     if sides is None:
         return _left_out(f"{failed[0]}" if failed else "the check ended early"), []
     evaluations = _judged(evidence, searches, sides)
-    reasons = [f"{part}: {why}" for part, why in not_compared(*sides).items()]
+    reasons = not_compared(*sides)
     differing = evaluations.differing(evaluations.results) or evaluations.differing(evaluations.filled)
     if not differing:
         return {STAGE: _without_difference(evaluations, reasons)}, []
     difference = _difference(evidence, searches, evaluations, differing, causes)
     says = f"The evaluation differs in {difference.tensor}, residual {difference.residual:.2g}."
     where = difference.residual, 0, difference.allowed, difference.tensor
-    return {STAGE: Aspect("differs", (says, *map(_sentence, reasons)), *where)}, [difference]
+    return {STAGE: Aspect("differs", (says, *_sentences(reasons)), *where)}, [difference]
 
 
 def _left_out(why: str) -> dict[str, Aspect]:
-    return {STAGE: Aspect("not compared", (_sentence(why),))}
+    return {STAGE: Aspect("not compared", tuple(_sentences({STAGE: why})))}
 
 
-def _sentence(why: str) -> str:
-    return f"Of the evaluation was not compared {why}." if ": " in why else f"The evaluation was not compared, {why}."
+def _sentences(reasons: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each reason for which parts of the evaluation were not compared.
+
+    >>> [*_sentences({"predict": "jax raises KeyError", "metrics": "jax raises KeyError"})]
+    ['Not compared in evaluation: predict, metrics, since jax raises KeyError.']
+    """
+    for why in dict.fromkeys(reasons.values()):
+        parts = [part for part in reasons if reasons[part] == why]
+        what = (
+            "The evaluation was not compared" if parts == [STAGE] else f"Not compared in evaluation: {', '.join(parts)}"
+        )
+        yield f"{what}, since {why}."
 
 
 def _both_sides(evidence: Evidence, workers: Workers) -> Sides:
@@ -154,16 +168,15 @@ def _judged(evidence: Evidence, searches: InterruptibleSearches, sides: Sides) -
     return Evaluations(torch, jax, results, filled, allowed)
 
 
-def _without_difference(evaluations: Evaluations, reasons: Sequence[str]) -> Aspect:
+def _without_difference(evaluations: Evaluations, reasons: Mapping[str, str]) -> Aspect:
     results, allowed = evaluations.results, evaluations.allowed
-    hangs = [name for name in results if allowed[name] > NOT_ROUNDING]
-    reasons = [*reasons, *(f"{name}: it hangs on the last bit of the weights" for name in hangs)]
+    hanging = dict.fromkeys((name for name in results if allowed[name] > NOT_ROUNDING), HANGS)
+    reasons = {**reasons, **hanging}
     if not results:
-        reasons = reasons or ["predict returns no array"]
-        return Aspect("not compared", tuple(map(_sentence, reasons)))
+        return Aspect("not compared", tuple(_sentences(reasons or {STAGE: "predict returns no array"})))
     worst = max(results, key=lambda name: results[name].residual / allowed[name])
     verdict = "not compared" if reasons else "equal"
-    return Aspect(verdict, tuple(map(_sentence, reasons)), results[worst].residual, 0, allowed[worst], worst)
+    return Aspect(verdict, tuple(_sentences(reasons)), results[worst].residual, 0, allowed[worst], worst)
 
 
 def _difference(
@@ -182,7 +195,7 @@ def _difference(
     elif causes:
         cause = _cause(evidence, searches, evaluations, name)
     lines = with_function_lines(evidence, searches, None, _functions(evidence, name)).lines[0]
-    jax, torch = Quote.of(lines.jax), Quote.of(lines.torch)
+    jax, torch = Quote.of(lines.jax), Quote.of(lines.torch) if lines.torch != lines.jax else None
     detail = _detail(evaluations, output, allowed)
     if cause is None:
         return Difference(STAGE, 0, name, output.residual, allowed, detail=detail, jax=jax, torch=torch)

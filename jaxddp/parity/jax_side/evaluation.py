@@ -1,7 +1,6 @@
 """Evaluate a port's jax model as jaxddp's trainer does."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxddp.data.batches import from_arrays
 from jaxddp.data.run_data import PADDING
-from jaxddp.errors import InputError
 from jaxddp.nn.any_model import AnyFunctional
 from jaxddp.nn.functional import Functional, LocalLoss, set_modes
 from jaxddp.nn.linen import LinenFunctional
@@ -26,8 +24,16 @@ from jaxddp.parity.jax_side.draws import DRAWING, constant_draws
 from jaxddp.parity.jax_side.excerpt_program import QUICKLY
 from jaxddp.parity.jax_side.widened import in_float64, within
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.port import Port, errors_located
-from jaxddp.parity.port.evaluation import Evaluated, EvaluationBatch, evaluation_batches, output_arrays, real
+from jaxddp.parity.port import Port
+from jaxddp.parity.port.evaluation import (
+    Evaluated,
+    EvaluationBatch,
+    NotComparableError,
+    evaluation_batches,
+    noted,
+    output_arrays,
+    real,
+)
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.program import Program
@@ -84,14 +90,14 @@ class _Evaluation:
         evaluated, depends = Evaluated(batch.test_set, batch.size), True
         valid = np.ones(batch.size) if batch.filled and self._port.torch_step is None else None
         function = self._of_metrics if valid is None else self._of_trainer
-        with self._noting(evaluated.errors, "metrics"):
+        with noted(evaluated.errors, "metrics", self._name):
             depends = self._run(self._outputs if self._train else function, batch.arrays, valid, evaluated)
             if valid is not None and batch.filled > batch.size and not self._is_mean(batch.arrays, valid):
                 filled = Evaluated(batch.test_set, batch.filled)
                 self._run(function, *_filled(batch), filled)
                 evaluated.padded.update(filled.sums)
         if evaluated.errors and not evaluated.outputs and self._port.predict is not None:
-            with self._noting(evaluated.errors, "predict"):
+            with noted(evaluated.errors, "predict", self._name):
                 depends = self._run(self._outputs, batch.arrays, valid, evaluated)
         return replace(evaluated, depends=depends)
 
@@ -153,21 +159,13 @@ class _Evaluation:
             return (self._functional.bound(params, buffers),)
         return self._functional.arguments(params, buffers)
 
-    @contextmanager
-    def _noting(self, errors: dict[str, str], part: str) -> Iterator[None]:
-        try:
-            with errors_located(self._name):
-                yield
-        except InputError as error:
-            errors[part] = f"{error}"
-
 
 def _compiled(function: Any, arguments: tuple[Any, ...]) -> tuple[Any, bool]:
     """Compile a function; return it, and whether its outputs depend on the parameters."""
     traced = _traced(function, arguments)
     jaxpr, outputs = traced.jaxpr.jaxpr, len(traced.out_info[0])
     if any(name in DRAWING for name, _ in primitives(jaxpr)):
-        raise InputError("it draws random numbers, which cannot be the same on both sides")
+        raise NotComparableError("draws random numbers, which cannot be the same on both sides")
     used = dce_jaxpr(jaxpr, [index < outputs for index in range(len(jaxpr.outvars))])[1]
     depends = not outputs or any(used[: len(arguments[0])])
     return traced.lower().compile(QUICKLY if jax.default_backend() == "cpu" else None), depends

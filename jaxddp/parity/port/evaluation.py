@@ -1,7 +1,9 @@
 """Batches of an evaluation, and what a side computes of them. Imports neither framework."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,14 +11,20 @@ import numpy as np
 
 from jaxddp.data.batches import to_arrays
 from jaxddp.data.sources import Source, as_source
+from jaxddp.errors import InputError
 from jaxddp.parity.port.draws import examples_of
 from jaxddp.parity.port.port import Port, Side
+from jaxddp.scripts import errors_located
 
 PREDICT = "predict"
 BATCHES = 2  # full batches of an evaluation, before a shorter one
 ELEMENTS = 2**23  # of an output of a batch; of a larger one, some are compared
 
 Arrays = dict[str, np.ndarray]
+
+
+class NotComparableError(InputError):
+    """What a side computes in evaluation cannot be the same on both sides."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Evaluated:
         sums: sums of losses and metrics, and what to divide them by, as in the trainers.
         padded: the same of the batch as jax's trainer fills it up; {}: it does not.
         depends: whether the outputs depend on the parameters; jax's side alone tells.
-        errors: "predict" and "metrics" -> why there is none.
+        errors: "predict" and "metrics" -> what the side did instead ("raises ...").
     """
 
     test_set: str
@@ -57,6 +65,23 @@ class Evaluated:
     padded: dict[str, float] = field(default_factory=dict)
     depends: bool = True
     errors: dict[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def noted(errors: dict[str, str], part: str, name: str) -> Iterator[None]:
+    """Note what the code of a port raises, in place of raising it.
+
+    Args:
+        errors, part: see `Evaluated`.
+        name: name of the port.
+    """
+    try:
+        with errors_located(name):
+            yield
+    except NotComparableError as error:
+        errors[part] = f"{error}"
+    except InputError as error:
+        errors[part] = f"raises {error}"
 
 
 def evaluation_batches(port: Port, side: Side, steps: int) -> list[EvaluationBatch]:
@@ -76,14 +101,14 @@ def evaluation_batches(port: Port, side: Side, steps: int) -> list[EvaluationBat
 
 
 def cut(examples: int, size: int) -> tuple[int, int]:
-    """Return how many examples to evaluate, and in batches of which size, which does not divide them if it can be so.
+    """Return how many examples to evaluate, and in batches of which size; the rest has no divisor in common with it.
 
-    >>> cut(360, 16), cut(32, 16), cut(5, 16), cut(1, 16)
-    ((40, 16), (31, 16), (5, 3), (1, 1))
+    >>> cut(360, 16), cut(40, 16), cut(5, 16), cut(1, 16)
+    ((47, 16), (39, 16), (5, 3), (1, 1))
     """
     size = min(size, examples // 2 + 1)
-    count = min(examples, BATCHES * size + size // 2)
-    return count - (count % size == 0 and count > size), size
+    count = min(examples, BATCHES * size + size - 1)
+    return next(n for n in range(count, 0, -1) if n <= size or math.gcd(n, size) == 1), size
 
 
 def output_arrays(outputs: Any, name: str = PREDICT) -> dict[str, Any]:
@@ -131,7 +156,7 @@ def _of_run(port: Port, side: Side, steps: int) -> Iterator[EvaluationBatch]:
     for number in range(BATCHES + 1):
         arrays = examples_of(port.micro_batches(number % steps, 0, side)[0])
         size = _size(arrays)
-        size = size if number < BATCHES else max(1, size // 2)
+        size = size if number < BATCHES else max(1, size - 1)
         yield EvaluationBatch({name: x[:size] for name, x in arrays.items()}, size)
 
 

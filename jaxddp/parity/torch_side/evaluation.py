@@ -1,7 +1,7 @@
 """Evaluate a port's torch model as torch_ref's trainer does. Imports no jax."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from jaxddp.data.batches import from_arrays
-from jaxddp.errors import InputError
 from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.port import Port, PortSource, errors_located
-from jaxddp.parity.port.evaluation import Evaluated, EvaluationBatch, evaluation_batches, output_arrays, real
+from jaxddp.parity.port import Port, PortSource
+from jaxddp.parity.port.evaluation import (
+    Evaluated,
+    EvaluationBatch,
+    NotComparableError,
+    evaluation_batches,
+    noted,
+    output_arrays,
+    real,
+)
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import Records
 from jaxddp.parity.torch_side.draws import ConstantDraws, NotedDraws, ServedDraws
@@ -83,23 +90,26 @@ class EvaluateTorch:
             kept.append(port.predict(*arguments))
             return kept[-1]
 
-        with _noting(evaluated.errors, "metrics"), self._alike(model):
+        with noted(evaluated.errors, "metrics", self.source.name), self._alike(model):
             of_batch = _sums_of(port, predict, batch)(model, flat)
             evaluated.sums.update({name: float(x) for name, x in of_batch.items()})
         if port.predict is not None:
-            with _noting(evaluated.errors, "predict"), self._alike(model) if not kept else nullcontext():
+            with (
+                noted(evaluated.errors, "predict", self.source.name),
+                self._alike(model) if not kept else nullcontext(),
+            ):
                 outputs = kept[0] if kept else predict(model, from_arrays(flat))
                 evaluated.outputs.update({name: _array(x) for name, x in output_arrays(outputs).items()})
         return evaluated
 
     @contextmanager
     def _alike(self, model: nn.Module) -> Iterator[None]:
-        """Compute in float64, with constants for random numbers, and raise `InputError` where some are drawn."""
-        noted, served = NotedDraws(model), ServedDraws(ConstantDraws())
-        with torch.no_grad(), errors_located(self.source.name), noted, served, InFloat64():
+        """Compute in float64, with constants for random numbers; raise `NotComparableError` where others are drawn."""
+        draws, served = NotedDraws(model), ServedDraws(ConstantDraws())
+        with torch.no_grad(), draws, served, InFloat64():
             yield
-        if refused := next((draw for draw in noted.draws if draw.refused), None):
-            raise InputError(f"it draws {refused}, which cannot be the same on both sides")
+        if refused := next((draw for draw in draws.draws if draw.refused), None):
+            raise NotComparableError(f"draws {refused}, which cannot be the same on both sides")
 
 
 def _sums_of(port: Port, predict: Any, batch: EvaluationBatch) -> Any:
@@ -112,14 +122,6 @@ def _sums_of(port: Port, predict: Any, batch: EvaluationBatch) -> Any:
         return sums(bound(port.torch_loss, train=False)(model, flat), flat, train=False)
 
     return evaluation_of(Program("", functions), loss_fn)
-
-
-@contextmanager
-def _noting(errors: dict[str, str], part: str) -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        errors[part] = f"{error}"
 
 
 def _perturb(model: nn.Module, seed: int) -> None:
