@@ -94,10 +94,7 @@ class EvaluateTorch:
             of_batch = _sums_of(port, predict, batch)(model, flat)
             evaluated.sums.update({name: float(x) for name, x in of_batch.items()})
         if port.predict is not None:
-            with (
-                noted(evaluated.errors, "predict", self.source.name),
-                self._alike(model) if not kept else nullcontext(),
-            ):
+            with noted(evaluated.errors, "predict", self.source.name), self._alike(model):
                 outputs = kept[0] if kept else predict(model, from_arrays(flat))
                 evaluated.outputs.update({name: _array(x) for name, x in output_arrays(outputs).items()})
         return evaluated
