@@ -122,8 +122,9 @@ def forward(params, state, x, train):
     mean, var = state["norm"]["running_mean"], state["norm"]["running_var"]
     if train:
         before, mean, var = (mean, var), x.mean(0), x.var(0)
-        unbiased = var * len(x) / (len(x) - 1)
-        state = {"norm": {"running_mean": 0.9 * before[0] + 0.1 * mean, "running_var": 0.9 * before[1] + 0.1 * unbiased}}
+        after = mean, var * len(x) / (len(x) - 1)
+        of_mean, of_var = (0.9 * old + 0.1 * new for old, new in zip(before, after, strict=True))
+        state = {"norm": {"running_mean": of_mean, "running_var": of_var}}
     x = jnp.tanh((x - mean) / jnp.sqrt(var + 1e-5))
     return x @ params["fc2"]["w"] + params["fc2"]["b"], state
 

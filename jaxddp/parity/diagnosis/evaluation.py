@@ -93,9 +93,7 @@ def evaluation_of(
     if not {"predict", "test_data"} & {*evidence.facts.evaluation} or not evidence.judgement.residuals:
         return {}, []
     if early := [stage for stage in EARLIER if stage in evidence.judgement.first]:
-        return _left_out(
-            f"the {early[0].replace('_', ' ')} of the run {'differ' if early[0] == 'samples' else 'differs'}"
-        ), []
+        return _left_out(EARLIER[early[0]]), []
     failed: list[Problem] = []
     sides = searches.run(lambda: _both_sides(evidence, searches.workers), failed)
     if sides is None:

@@ -103,7 +103,7 @@ class _Evaluation:
 
     def _run(self, function: Any, arrays: Arrays, valid: Any, evaluated: Evaluated) -> bool:
         """Add to `evaluated` what a function computes of a batch; return whether the outputs depend on parameters."""
-        arguments = *self._weights, jax.tree.map(jnp.asarray, dict(arrays)), valid
+        arguments = *self._weights, _in_float64(arrays), valid
         key = function.__name__, *((x.shape, x.dtype) for x in jax.tree.leaves(arguments))
         if key not in self._programs:
             self._programs[key] = _compiled(function, arguments)
@@ -114,8 +114,7 @@ class _Evaluation:
         return depends
 
     def _is_mean(self, arrays: Arrays, valid: Any) -> bool:
-        batch = jax.tree.map(jnp.asarray, dict(arrays))
-        return returns_mean(self._of_trainer, *self._weights, batch, valid)
+        return returns_mean(self._of_trainer, *self._weights, _in_float64(arrays), valid)
 
     def _of_trainer(self, params: Params, buffers: Buffers, batch: Batch, valid: Any) -> Results:
         """Compute the sums of losses and metrics as `jaxddp.step.evaluate` does, and keep the outputs."""
@@ -158,6 +157,10 @@ class _Evaluation:
         if isinstance(self._functional, LinenFunctional):
             return (self._functional.bound(params, buffers),)
         return self._functional.arguments(params, buffers)
+
+
+def _in_float64(arrays: Arrays) -> Batch:
+    return {name: jnp.asarray(x, "float64" if x.dtype.kind == "f" else x.dtype) for name, x in arrays.items()}
 
 
 def _compiled(function: Any, arguments: tuple[Any, ...]) -> tuple[Any, bool]:
