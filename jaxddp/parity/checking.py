@@ -199,6 +199,7 @@ def report_on(
     differences = differences or ([] if problems else [*unexplained(evidence)])
     aspects, of_evaluation = evaluation_of(evidence, searches, causes)
     differences += of_evaluation
+    untried += [name for name, aspect in aspects.items() if searches.ended and aspect.verdict == "not compared"]
     if searches.ended and not all(one.cause for one in differences):
         untried.append(CAUSES)
     diff = ""

@@ -171,3 +171,23 @@ def test_a_run_whose_losses_differ_has_no_second_difference(evaluated: Evaluated
 
 def test_a_port_without_an_evaluation_has_no_row(evaluated: Evaluated) -> None:
     assert evaluated(PORT).aspects.get("evaluation") is None
+
+
+NONE = "\n\ntest_data = predict = metrics = None\n"
+
+
+def test_losses_of_a_port_without_an_evaluation_are_compared_in_evaluation_mode(evaluated: Evaluated) -> None:
+    report = evaluated(NNX, more=NONE)
+    assert (of(report).verdict, of(report).tensor) == ("equal", "loss")
+    only_in_training = ("self.drop(nnx.tanh(", "self.drop((1 if self.drop.deterministic is False else 2) * nnx.tanh(")
+    report = evaluated(NNX, only_in_training, more=NONE)
+    assert (report.verdict, of(report).verdict) == ("equal", "not compared")
+    assert of(report).says[0].startswith("The losses differ in evaluation mode, residual")
+
+
+def test_a_port_that_gives_its_modes_by_hand_has_no_row(evaluated: Evaluated) -> None:
+    of_linen = ("train=train", "train=True")
+    of_nnx = ("def flax_loss(model, batch):\n", "def flax_loss(model, batch):\n    model.train()\n")
+    for text, change in ((LINEN, of_linen), (NNX, of_nnx)):
+        report = evaluated(text, change, more=NONE)
+        assert report.verdict == "equal" and "evaluation" not in report.aspects

@@ -39,7 +39,7 @@ def compared(torch: Sequence[Evaluated], jax: Sequence[Evaluated]) -> dict[str, 
 
     An output may have its axes in another order: channels last, or the first two swapped.
 
-    >>> def side(*rows): return [Evaluated("", len(x), {"predict": np.array(x)}) for x in rows]
+    >>> def side(*rows): return [Evaluated("", len(x), outputs={"predict": np.array(x)}) for x in rows]
     >>> compared(side([1.0, 2.0], [2.0]), side([1.0, 2.0], [3.5]))
     {'predict': Output(residual=0.5, of_batches=(0.0, 0.5), differing=1, examples=3)}
     """
@@ -62,7 +62,7 @@ def not_compared(torch: Sequence[Evaluated], jax: Sequence[Evaluated]) -> dict[s
     """Return why parts of the evaluation, "predict" or metrics, were not compared.
 
     >>> raising = Evaluated("", 2, errors={"predict": "raises port.py: line 3: KeyError: 'z'"})
-    >>> not_compared([Evaluated("", 2, {"predict": np.ones(2)})], [raising])
+    >>> not_compared([Evaluated("", 2, outputs={"predict": np.ones(2)})], [raising])
     {'predict': "jax raises port.py: line 3: KeyError: 'z'"}
     """
     reasons: dict[str, str] = {}
@@ -130,18 +130,16 @@ def _aligned(torch: np.ndarray, jax: np.ndarray | None) -> np.ndarray | None:
 
 
 def _differing_rows(torch: np.ndarray, jax: np.ndarray, scale: float) -> int:
-    rows = [x.reshape(len(x), -1) for x in (torch, jax)]
-    distances = np.linalg.norm(np.asarray(rows[1], float) - rows[0], axis=1)
-    return int(np.sum(~(distances <= ALLOWED * scale) & ~np.all(rows[0] != rows[0], axis=1)))
+    distance = np.where((jax == torch) | (np.isnan(jax) & np.isnan(torch)), 0.0, np.asarray(jax, float) - torch)
+    return int(np.sum(~(np.linalg.norm(distance.reshape(len(torch), -1), axis=1) <= ALLOWED * scale)))
 
 
 def _metrics(pairs: Sequence[tuple[Evaluated, Evaluated]]) -> Iterator[tuple[str, Output]]:
-    of_sides = [[x.sums for x in side] for side in zip(*pairs, strict=True)]
-    of_torch, of_jax = ([*map(_means, sums)] for sums in of_sides)
-    whole = [_means(_total(sums)) for sums in of_sides]
-    for name in (name for name in whole[0] if name in whole[1]):
-        both = [(a[name], b[name]) for a, b in zip(of_torch, of_jax, strict=True) if name in a and name in b]
-        residual, *of_batches = (_relative(a, b) for a, b in [(whole[0][name], whole[1][name]), *both])
+    both = [(of_torch.sums, of_jax.sums) for of_torch, of_jax in pairs if of_torch.sums and of_jax.sums]
+    of_torch, of_jax = ([_total([pair[side] for pair in both]), *(pair[side] for pair in both)] for side in (0, 1))
+    means = [(_means(a), _means(b)) for a, b in zip(of_torch, of_jax, strict=True)]
+    for name in (name for name in means[0][0] if name in means[0][1]):
+        residual, *of_batches = (_relative(a[name], b[name]) for a, b in means if name in a and name in b)
         yield name, Output(residual, tuple(of_batches))
 
 

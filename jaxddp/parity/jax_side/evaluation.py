@@ -36,7 +36,7 @@ from jaxddp.parity.port.evaluation import (
 )
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.torch_side.pool import torch_records
-from jaxddp.program import Program
+from jaxddp.program import Program, asks_for
 from jaxddp.program.losses import named_metrics
 from jaxddp.state import Buffers, Params
 from jaxddp.step.loops import primitives
@@ -87,9 +87,9 @@ class _Evaluation:
 
     def of_batch(self, batch: EvaluationBatch) -> Evaluated:
         """Evaluate a batch, and once more as the trainer fills it up, unless a mean keeps it from that."""
-        evaluated, depends = Evaluated(batch.test_set, batch.size), True
-        valid = np.ones(batch.size) if batch.filled and self._port.torch_step is None else None
-        function = self._of_metrics if valid is None else self._of_trainer
+        evaluated, depends = Evaluated(batch.test_set, batch.size, batch.digest), True
+        valid = np.ones(batch.size) if batch.filled and batch.has_losses else None
+        function = self._of_trainer if batch.has_losses else self._of_metrics
         with noted(evaluated.errors, "metrics", self._name):
             depends = self._run(self._outputs if self._train else function, batch.arrays, valid, evaluated)
             if valid is not None and batch.filled > batch.size and not self._is_mean(batch.arrays, valid):
@@ -125,12 +125,21 @@ class _Evaluation:
             kept.append(self._port.predict(*arguments))
             return kept[-1]
 
+        self._check_modes(batch, valid)
         functions = {"predict": self._port.predict and predict, "metrics": self._port.metrics}
         metrics = metrics_of(Program("", {**functions, "flax_metrics": self._port.flax_metrics}))
         with constant_draws():
             loss: LocalLoss = self._functional.local_loss(self._port.flax_loss, train=False, metrics=metrics)
-            sums = loss(params, buffers, {**batch, PADDING: valid})[0]
+            sums = loss(params, buffers, batch if valid is None else {**batch, PADDING: valid})[0]
         return output_arrays(kept[0]) if kept else self._outputs(params, buffers, batch, valid)[0], sums
+
+    def _check_modes(self, batch: Batch, valid: Any) -> None:
+        """Raise `NotComparableError` for a loss that no trainer puts into evaluation mode, and that has no mode."""
+        if valid is None and PADDING in batch:
+            raise NotComparableError(f"has an entry {PADDING} in its batch, which is the name of padding")
+        has_mode = isinstance(self._functional, Functional) or asks_for(self._port.flax_loss, "train")
+        if valid is None and not has_mode:
+            raise NotComparableError("has a flax_loss that does not ask for `train`")
 
     def _of_metrics(self, params: Params, buffers: Buffers, batch: Batch, valid: None) -> Results:
         """Compute the outputs, and the sums of the metrics, of a port that no trainer evaluates by its losses."""

@@ -1,10 +1,11 @@
 """Batches of an evaluation, and what a side computes of them. Imports neither framework."""
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,17 @@ class EvaluationBatch:
         arrays: examples, (B, ...).
         size: B.
         test_set: beginning of the outputs' names: "" of the only test set, "noisy_" of several.
-        filled: number of examples to which jax's trainer fills up the batch, whose sums include losses; 0: the
-            trainers do not evaluate the port.
+        filled: number of examples to which jax's trainer fills up the batch; 0: the trainers do not evaluate the port.
+        has_losses: the sums include those of the losses, as in the trainers, or where the port has no evaluation.
+        digest: of test data, which both sides load for themselves; "" for examples of the run.
     """
 
     arrays: Arrays
     size: int
     test_set: str = ""
     filled: int = 0
+    has_losses: bool = False
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Evaluated:
     """What a side computes of a batch.
 
     Attributes:
-        test_set, size: see `EvaluationBatch`.
+        test_set, size, digest: see `EvaluationBatch`.
         outputs: what `predict` returns, array by array.
         sums: sums of losses and metrics, and what to divide them by, as in the trainers.
         padded: the same of the batch as jax's trainer fills it up; {}: it does not.
@@ -60,6 +64,7 @@ class Evaluated:
 
     test_set: str
     size: int
+    digest: str = ""
     outputs: Arrays = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     padded: dict[str, float] = field(default_factory=dict)
@@ -96,7 +101,9 @@ def evaluation_batches(port: Port, side: Side, steps: int) -> list[EvaluationBat
         return [*_of_run(port, side, steps)]
     size, data = _size(examples_of(port.first_batch(side))), port.test_data()
     if isinstance(data, Mapping) and data and all(isinstance(x, Source) for x in data.values()):
-        return [batch for name, source in data.items() for batch in _of_source(source, size, name, fills=True)]
+        has_losses = port.torch_step is None
+        of_sets = ((name, batch) for name, source in data.items() for batch in _of_source(source, size))
+        return [replace(batch, test_set=name, filled=size, has_losses=has_losses) for name, batch in of_sets]
     return [*_of_source(as_source(data, "test_data()"), size)]
 
 
@@ -143,21 +150,23 @@ def real(x: np.ndarray) -> np.ndarray:
     return rows[:, :: -(-x.size // ELEMENTS) | 1]
 
 
-def _of_source(source: Source, size: int, name: str = "", fills: bool = False) -> Iterator[EvaluationBatch]:
+def _of_source(source: Source, size: int) -> Iterator[EvaluationBatch]:
     count, size = cut(len(source), size)
     for first in range(0, count, size):
         indices = np.arange(first, min(first + size, count))
         arrays = to_arrays(source.take(indices, 0), source.where)
-        yield EvaluationBatch(arrays, len(indices), name, size if fills else 0)
+        content = hashlib.sha256(b"".join(np.ascontiguousarray(x).tobytes() for x in arrays.values()))
+        yield EvaluationBatch(arrays, len(indices), digest=content.hexdigest())
 
 
 def _of_run(port: Port, side: Side, steps: int) -> Iterator[EvaluationBatch]:
     """Yield batches of the first steps, the last of them cut."""
+    has_losses = port.predict is None and port.torch_step is None
     for number in range(BATCHES + 1):
         arrays = examples_of(port.micro_batches(number % steps, 0, side)[0])
         size = _size(arrays)
         size = size if number < BATCHES else max(1, size - 1)
-        yield EvaluationBatch({name: x[:size] for name, x in arrays.items()}, size)
+        yield EvaluationBatch({name: x[:size] for name, x in arrays.items()}, size, has_losses=has_losses)
 
 
 def _size(arrays: Mapping[str, Any]) -> int:

@@ -52,7 +52,7 @@ class EvaluateTorch:
         start: torch's initial weights.
         reference: folders of torch's run.
         steps: steps of the run.
-        mode: of `MODES`.
+        modes: of `MODES`.
         seed: seed of a small change of the weights; None: they are as they are.
         world_size: always 1.
     """
@@ -61,28 +61,32 @@ class EvaluateTorch:
     start: Arrays
     reference: list[Path]
     steps: int
-    mode: str = "evaluation"
+    modes: tuple[str, ...] = ("evaluation",)
     seed: int | None = None
     world_size: int = 1
     dtype: str = "float64"
 
-    def run(self, world: World, tell: Tell) -> list[Evaluated]:
-        """Evaluate every batch."""
+    def run(self, world: World, tell: Tell) -> dict[str, list[Evaluated]]:
+        """Evaluate every batch in each mode."""
         tell("predict")
         port = self.source.port()
         model = side_of_port(port, self.steps, self.dtype).model.to(world.device)
-        load_state(model, self.start)
-        load_state(model, Trajectory(self.start, Records(self.reference)).last(), strict=False)
-        if self.seed is not None:
-            _perturb(model, self.seed)
-        model.eval()
-        for layer in model.modules():
-            layer.training = layer.training or isinstance(layer, MODES[self.mode])
-        return [self._of_batch(port, model, batch, world) for batch in evaluation_batches(port, "torch", self.steps)]
+        batches, after = evaluation_batches(port, "torch", self.steps), Trajectory(self.start, Records(self.reference))
+        evaluated = {}
+        for mode in self.modes:
+            load_state(model, self.start)
+            load_state(model, after.last(), strict=False)
+            if self.seed is not None:
+                _perturb(model, self.seed)
+            model.eval()
+            for layer in model.modules():
+                layer.training = layer.training or isinstance(layer, MODES[mode])
+            evaluated[mode] = [self._of_batch(port, model, batch, world) for batch in batches]
+        return evaluated
 
     def _of_batch(self, port: Port, model: nn.Module, batch: EvaluationBatch, world: World) -> Evaluated:
         flat = {name: x.to(world.device) for name, x in to_batch(batch.arrays, self.dtype).items()}
-        evaluated = Evaluated(batch.test_set, batch.size)
+        evaluated = Evaluated(batch.test_set, batch.size, batch.digest)
         kept: list[Any] = []
 
         def predict(*arguments: Any) -> Any:
@@ -93,6 +97,8 @@ class EvaluateTorch:
         with noted(evaluated.errors, "metrics", self.source.name), self._alike(model):
             of_batch = _sums_of(port, predict, batch)(model, flat)
             evaluated.sums.update({name: float(x) for name, x in of_batch.items()})
+        if evaluated.errors:
+            kept.clear()  # the random numbers that cannot be the same may be those of predict
         if port.predict is not None:
             with noted(evaluated.errors, "predict", self.source.name), self._alike(model):
                 outputs = kept[0] if kept else predict(model, from_arrays(flat))
@@ -110,13 +116,13 @@ class EvaluateTorch:
 
 
 def _sums_of(port: Port, predict: Any, batch: EvaluationBatch) -> Any:
-    """Return (model, flat batch) -> the sums of the trainer's test; without test data those of metrics alone."""
+    """Return (model, flat batch) -> the sums of losses and metrics, as those of the trainer's test."""
     functions = {"predict": port.predict and predict, "metrics": port.metrics, "torch_metrics": port.torch_metrics}
 
     def loss_fn(model: nn.Module, flat: Batch) -> Sums:
-        if not batch.filled or port.torch_step is not None:
+        if not batch.has_losses:
             return {}
-        return sums(bound(port.torch_loss, train=False)(model, flat), flat, train=False)
+        return sums(bound(port.torch_loss, train=model.training)(model, flat), flat, train=False)
 
     return evaluation_of(Program("", functions), loss_fn)
 
