@@ -10,6 +10,7 @@ from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.evaluation import ALLOWED, Output, compared, not_compared, padded
 from jaxddp.parity.coverage import Aspect
 from jaxddp.parity.diagnosis.cause_lines import with_function_lines
+from jaxddp.parity.diagnosis.differences import NOT_SEARCHED
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Cause, Difference, Problem
@@ -225,11 +226,12 @@ def _difference(
     lines = with_function_lines(evidence, searches, None, _functions(evidence, name)).lines[0]
     jax, torch = Quote.of(lines.jax), Quote.of(lines.torch) if lines.torch != lines.jax else None
     detail = _detail(evaluations, output, allowed)
+    where = STAGE, 0, name, output.residual, allowed
     if cause is None:
-        return Difference(STAGE, 0, name, output.residual, allowed, detail=detail, jax=jax, torch=torch)
+        return Difference(*where, detail=detail, jax=jax, torch=torch, needs="" if causes else NOT_SEARCHED)
     says, fix, measured = cause
     known = Cause((STAGE,), (says,), (fix,), 0.0, measured=measured, jax=jax, torch=torch)
-    return Difference(STAGE, 0, name, output.residual, allowed, detail=detail, cause=known)
+    return Difference(*where, detail=detail, cause=known)
 
 
 def _detail(evaluations: Evaluations, output: Output, allowed: float) -> str:

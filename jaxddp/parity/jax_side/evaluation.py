@@ -54,7 +54,7 @@ class EvaluateJax:
         case: a port.
         start: torch's initial weights.
         reference: folder of torch's run.
-        train: put a module of flax.nnx into training mode.
+        train: leave a module of flax.nnx in the mode in which the run trains it, for `predict` alone.
     """
 
     case: AnyPortCase
@@ -161,7 +161,7 @@ class _Evaluation:
         """Return what a function of the port gets before the batch."""
         if isinstance(self._functional, Functional):
             model = self._functional.module(params, buffers)
-            set_modes(model, self._train)
+            set_modes(model, None if self._train else False)
             return (model,)
         if isinstance(self._functional, LinenFunctional):
             return (self._functional.bound(params, buffers),)

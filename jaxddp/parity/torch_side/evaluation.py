@@ -36,7 +36,7 @@ from torch_ref.losses import Batch, Sums
 from torch_ref.program import evaluation_of, sums
 
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-# Mode of the model -> the layers that are in training mode then.
+# Mode of the model -> the layers that keep the mode in which the run trains them.
 MODES: dict[str, tuple[type, ...]] = {
     **{"evaluation": (), "training": (nn.Module,), "dropout": DROPOUT, "statistics": (_BatchNorm,)},
 }
@@ -72,15 +72,15 @@ class EvaluateTorch:
         port = self.source.port()
         model = side_of_port(port, self.steps, self.dtype).model.to(world.device)
         batches, after = evaluation_batches(port, "torch", self.steps), Trajectory(self.start, Records(self.reference))
-        evaluated = {}
+        trained, evaluated = {layer: layer.training for layer in model.modules()}, {}
         for mode in self.modes:
             load_state(model, self.start)
             load_state(model, after.last(), strict=False)
             if self.seed is not None:
                 _perturb(model, self.seed)
             model.eval()
-            for layer in model.modules():
-                layer.training = layer.training or isinstance(layer, MODES[mode])
+            for layer in trained:
+                layer.training = trained[layer] if isinstance(layer, MODES[mode]) else layer.training
             evaluated[mode] = [self._of_batch(port, model, batch, world) for batch in batches]
         return evaluated
 
