@@ -64,7 +64,7 @@ class EvaluateJax:
 
     def run(self, tell: Tell) -> list[Evaluated]:
         """Evaluate every batch."""
-        tell("predict")
+        tell("test_data")
         with jax.enable_x64(True):
             side = side_of(self.case)
             assert side.functional is not None, "the side of a port has it"
@@ -72,7 +72,11 @@ class EvaluateJax:
             weights = side.from_torch(trajectory.last())
             port = self.case.port_as_made
             evaluation = _Evaluation(port, side.functional, self.case.name, weights, self.train)
-            return [evaluation.of_batch(batch) for batch in evaluation_batches(port, "jax", self.case.steps)]
+            evaluated = []
+            for number, batch in enumerate(evaluation_batches(port, "jax", self.case.steps), start=1):
+                tell(f"predict, batch {number}")
+                evaluated.append(evaluation.of_batch(batch))
+            return evaluated
 
 
 class _Evaluation:

@@ -101,10 +101,9 @@ def evaluation_batches(port: Port, side: Side, steps: int) -> list[EvaluationBat
         return [*_of_run(port, side, steps)]
     size, data = _size(examples_of(port.first_batch(side))), port.test_data()
     if isinstance(data, Mapping) and data and all(isinstance(x, Source) for x in data.values()):
-        has_losses = port.torch_step is None
         of_sets = ((name, batch) for name, source in data.items() for batch in _of_source(source, size))
-        return [replace(batch, test_set=name, filled=size, has_losses=has_losses) for name, batch in of_sets]
-    return [*_of_source(as_source(data, "test_data()"), size)]
+        return [replace(batch, test_set=name, has_losses=port.torch_step is None) for name, batch in of_sets]
+    return [replace(batch, filled=0) for batch in _of_source(as_source(data, "test_data()"), size)]
 
 
 def cut(examples: int, size: int) -> tuple[int, int]:
@@ -156,7 +155,7 @@ def _of_source(source: Source, size: int) -> Iterator[EvaluationBatch]:
         indices = np.arange(first, min(first + size, count))
         arrays = to_arrays(source.take(indices, 0), source.where)
         content = hashlib.sha256(b"".join(np.ascontiguousarray(x).tobytes() for x in arrays.values()))
-        yield EvaluationBatch(arrays, len(indices), digest=content.hexdigest())
+        yield EvaluationBatch(arrays, len(indices), filled=size, digest=content.hexdigest())
 
 
 def _of_run(port: Port, side: Side, steps: int) -> Iterator[EvaluationBatch]:

@@ -131,8 +131,8 @@ class Port:
             state takes (params, state, batch). It is the same function for both sides.
         metrics: (outputs of `predict`, batch) -> metrics by name, each one value per example, or a mean.
         torch_metrics, flax_metrics: replace `metrics` on their side.
-        test_data: examples of the evaluation, as a run file returns them; None: those of the run. With it, the losses
-            are part of the evaluation, as in the trainers.
+        test_data: examples of the evaluation; None: those of the run. In a run file the losses are then part of the
+            evaluation, as in the trainers.
         names: jax prefixes to torch prefixes, where the two differ, or to rules; see `jaxddp.parity.port.rules`.
         transpose_kernel: see `jaxddp.parity.convert.Converter`.
         no_twin: names of constants, such as causal masks, that one of the two models holds as a buffer.

@@ -68,7 +68,7 @@ class EvaluateTorch:
 
     def run(self, world: World, tell: Tell) -> dict[str, list[Evaluated]]:
         """Evaluate every batch in each mode."""
-        tell("predict")
+        tell("test_data")
         port = self.source.port()
         model = side_of_port(port, self.steps, self.dtype).model.to(world.device)
         batches, after = evaluation_batches(port, "torch", self.steps), Trajectory(self.start, Records(self.reference))
@@ -81,6 +81,7 @@ class EvaluateTorch:
             model.eval()
             for layer in trained:
                 layer.training = trained[layer] if isinstance(layer, MODES[mode]) else layer.training
+            tell(f"predict, in {mode}")
             evaluated[mode] = [self._of_batch(port, model, batch, world) for batch in batches]
         return evaluated
 
