@@ -163,6 +163,23 @@ def test_rounding_to_float32_in_an_output_is_no_difference(evaluated: Evaluated)
         assert of(report).verdict == verdict and 1e-12 < of(report).residual < 1e-3
 
 
+ROUNDED = """
+
+def torch_metrics(logits, batch):
+    return {"noise": logits[:, 0] * 0.1 / 0.1 > logits[:, 0]}
+
+
+def flax_metrics(logits, batch):
+    return {"noise": logits[:, 0] * 0.3 / 0.3 > logits[:, 0]}
+"""
+
+
+def test_a_metric_that_hangs_on_the_last_bit_is_no_difference(evaluated: Evaluated) -> None:
+    report = evaluated(NNX, more=ROUNDED)
+    assert report.verdict == "equal" and of(report).verdict == "not compared"
+    assert "noise, since it changes with the last bit of the weights" in of(report).says[0]
+
+
 def test_a_run_whose_losses_differ_has_no_second_difference(evaluated: Evaluated) -> None:
     report = evaluated(NNX, ("self.drop(nnx.tanh", "self.drop(1.01 * nnx.tanh"))
     assert {difference.stage for difference in report.differences} == {"local_loss"}

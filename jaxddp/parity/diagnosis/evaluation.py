@@ -96,16 +96,19 @@ def evaluation_of(
         return {}, []
     if not {"predict", "test_data"} & {*evidence.facts.evaluation}:
         return _of_losses(evidence, searches), []
-    if early := [stage for stage in EARLIER if stage in evidence.judgement.first]:
-        return _left_out(EARLIER[early[0]]), []
-    failed: list[Problem] = []
-    sides = searches.run(lambda: _both_sides(evidence, searches.workers), failed)
+    early, failed = [why for stage, why in EARLIER.items() if stage in evidence.judgement.first], list[Problem]()
+    sides = None if early else searches.run(lambda: _both_sides(evidence, searches.workers), failed)
     if sides is None:
-        return _left_out(f"{failed[0]}" if failed else "the check ended early"), []
+        return _left_out([*early, *map(str, failed), "the check ended early"][0]), []
     if any(of_torch.digest != of_jax.digest for of_torch, of_jax in zip(*sides, strict=False)):
         return _left_out("test_data() returns other examples at each call"), []
-    evaluations = _judged(evidence, searches, sides)
-    reasons = not_compared(*sides)
+    return _row_and_difference(evidence, searches, _judged(evidence, searches, sides), causes)
+
+
+def _row_and_difference(
+    evidence: Evidence, searches: InterruptibleSearches, evaluations: Evaluations, causes: bool
+) -> tuple[dict[str, Aspect], list[Difference]]:
+    reasons = not_compared(evaluations.torch, evaluations.jax)
     differing = evaluations.differing(evaluations.results) or evaluations.differing(evaluations.filled)
     if not differing:
         return {STAGE: _without_difference(evaluations, reasons)}, []
@@ -188,19 +191,20 @@ def _judged(evidence: Evidence, searches: InterruptibleSearches, sides: Sides) -
     """Compare both sides; what exceeds float64's rounding is compared with what torch's outputs make of float32's."""
     torch, jax = sides
     results, filled = compared(torch, jax), compared(torch, padded(jax)) if padded(jax) else {}
-    allowed = dict.fromkeys(results, ALLOWED)
+    allowed = dict.fromkeys((*results, *filled), ALLOWED)
     if any(not output.residual <= ALLOWED for output in (*results.values(), *filled.values())):
         for job in [_torch_job(evidence, seed=seed) for seed in SEEDS]:
             changed = searches.run(partial(searches.workers.torch.do, job), [])
-            for name, output in compared(torch, changed[0]["evaluation"]).items() if changed else ():
-                allowed[name] = max(allowed.get(name, ALLOWED), ROUNDS * output.residual)
+            of_change = compared(torch, changed[0]["evaluation"]) if changed else {}
+            for name in allowed.keys() & of_change.keys():
+                allowed[name] = max(allowed[name], ROUNDS * of_change[name].residual)
     return Evaluations(torch, jax, results, filled, allowed)
 
 
 def _without_difference(evaluations: Evaluations, reasons: Mapping[str, str]) -> Aspect:
     results, allowed = evaluations.results, evaluations.allowed
-    hanging = dict.fromkeys((name for name in results if allowed[name] > NOT_ROUNDING), HANGS)
-    reasons = {**reasons, **hanging}
+    hanging = [name for name, x in results.items() if not x.residual <= ALLOWED and allowed[name] > NOT_ROUNDING]
+    reasons = {**reasons, **dict.fromkeys(hanging, HANGS)}
     if not results:
         return Aspect("not compared", tuple(_sentences(reasons or {STAGE: "predict returns no array"})))
     worst = max(results, key=lambda name: results[name].residual / allowed[name])
@@ -223,9 +227,9 @@ def _difference(
         cause = PADS, FIX_PADS, f"filled up, {name} has a residual of {output.residual:.2g}"
     elif causes:
         cause = _cause(evidence, searches, evaluations, name)
-    lines = with_function_lines(evidence, searches, None, _functions(evidence, name)).lines[0]
+    lines = with_function_lines(evidence, searches, None, _functions(name)).lines[0]
     jax, torch = Quote.of(lines.jax), Quote.of(lines.torch) if lines.torch != lines.jax else None
-    detail = _detail(evaluations, output, allowed)
+    detail = _detail([x.size for x in evaluations.torch if name.startswith(x.test_set)], output, allowed)
     where = STAGE, 0, name, output.residual, allowed
     if cause is None:
         return Difference(*where, detail=detail, jax=jax, torch=torch, needs="" if causes else NOT_SEARCHED)
@@ -234,15 +238,14 @@ def _difference(
     return Difference(*where, detail=detail, cause=known)
 
 
-def _detail(evaluations: Evaluations, output: Output, allowed: float) -> str:
-    """Say which examples differ."""
-    sizes = [x.size for x in evaluations.torch]
+def _detail(sizes: Sequence[int], output: Output, allowed: float) -> str:
+    """Say which examples differ, in batches of these sizes."""
     if output.only_last(allowed):
         return f"only the last batch differs, which has {sizes[-1]} examples, the others {sizes[0]}"
     return f"{output.differing} of {output.examples} examples differ" if output.examples else ""
 
 
-def _functions(evidence: Evidence, name: str) -> Functions:
+def _functions(name: str) -> Functions:
     """Return the names of the functions that compute an output, for jax and for torch."""
     if is_output(name):
         return ("predict",), ("predict",)
