@@ -113,6 +113,10 @@ class LinenFunctional:
         """Return the module's collections with these values."""
         return {PARAMS: self.param_tree.nest(params), **self.buffer_tree.nest(buffers)}
 
+    def bound(self, params: Params, buffers: Buffers) -> Bound:
+        """Return the module with these values, as the loss function gets it."""
+        return Bound(self._module, self.variables(params, buffers))
+
     def local_loss(
         self,
         loss_fn: LossFunction,
@@ -131,7 +135,7 @@ class LinenFunctional:
         """
 
         def function(loss_fn: LossFunction, params: Params, buffers: Buffers, batch: Batch) -> tuple[Sums, Buffers]:
-            bound = Bound(self._module, self.variables(params, buffers))
+            bound = self.bound(params, buffers)
             losses = as_losses(loss_fn(bound, batch), "flax_loss")
             assert bound.variables is not None
             new_buffers = self.buffer_tree.flat(bound.variables)

@@ -90,7 +90,11 @@ class AnyPortCase(AnyCase, Protocol):
 
     @property
     def port(self) -> Port:
-        """Port whose code runs."""
+        """Port whose code runs, with losses that take their random numbers from the batch."""
+
+    @property
+    def port_as_made(self) -> Port:
+        """The same port with losses that draw random numbers themselves."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,12 @@ class Trajectory:
         if step == 0:
             return self.start
         return Joined(*(full(self.records[step - 1], stage) for stage in ("params", "buffers")))
+
+    def last(self) -> Arrays:
+        """Return the parameters and buffers after the last step, or before it: large ones are not kept in full then."""
+        after = self.before(len(self.records))
+        is_full = all(x.shape == self.start[name].shape for name, x in after.items() if name in self.start)
+        return after if is_full else self.before(len(self.records) - 1)
 
 
 def micro_batches_of(batch: MicroBatches, rank: int) -> list[Tensors]:

@@ -29,6 +29,7 @@ from jaxddp.parity.compare.types import compare_types
 from jaxddp.parity.coverage import Aspect, Beyond, Trial
 from jaxddp.parity.diagnosis.cause_lines import START, with_function_lines
 from jaxddp.parity.diagnosis.differences import find_differences, unexplained
+from jaxddp.parity.diagnosis.evaluation import evaluation_of
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
@@ -211,6 +212,9 @@ def report_on(
     if not semantic:
         differences += drifts(free, len(runs.jax), rate_rounding)
     differences = differences or ([] if problems else [*unexplained(evidence)])
+    evaluation, of_evaluation = evaluation_of(evidence, searches, causes)
+    differences += of_evaluation
+    untried += [name for name, aspect in aspects.items() if searches.ended and aspect.verdict == "not compared"]
     if searches.ended and not all(one.cause for one in differences):
         untried.append(CAUSES)
     diff = ""
@@ -241,7 +245,7 @@ def report_on(
         numerics=numerics,
         trials=trials,
         beyond=beyond,
-        aspects=dict(aspects or {}) | ({"types": types.aspect} if types else {}),
+        aspects=dict(aspects or {}) | ({"types": types.aspect} if types else {}) | evaluation,
         intended=dict(runs.facts.intended),
         problems=tuple(problems),
         names=runs.names,

@@ -49,9 +49,14 @@ class PortCase:
         return self.source.name
 
     @cached_property
+    def port_as_made(self) -> Port:
+        """Port, made once; its losses draw their random numbers themselves."""
+        return self._varied.port()
+
+    @cached_property
     def port(self) -> Port:
-        """Port, made once."""
-        port = self._varied.port()
+        """Port whose losses take their random numbers from the batch."""
+        port = self.port_as_made
         return serving(port) if isinstance(port, DrawnPort) else port
 
     @property

@@ -50,6 +50,7 @@ class JaxSide:
         restore_at: number of steps before `restore`.
         lifting: context that lifts casts in the loss; see `jaxddp.parity.jax_side.widened`.
         alone: buffers without a twin in torch, such as a state's counters; a forced run carries them from step to step.
+        functional: pure side of a port's model.
     """
 
     replica_step: ReplicaStep | CustomStep | MultiLossStep
@@ -61,6 +62,7 @@ class JaxSide:
     restore_at: int | None = None
     lifting: Context = nullcontext
     alone: Collection[str] = ()
+    functional: AnyFunctional | None = None
 
 
 def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> JaxSide:
@@ -147,6 +149,7 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
         port.restore_at,
         lifting,
         tuple(without_twin),
+        functional,
     )
 
 

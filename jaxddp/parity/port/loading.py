@@ -11,7 +11,7 @@ from jaxddp.config.checks import flag, typed
 from jaxddp.config.optimization import Optimizer, Schedule
 from jaxddp.config.options import Communication, Parameters
 from jaxddp.errors import InputError
-from jaxddp.parity.port.port import Port, missing_names
+from jaxddp.parity.port.port import EVALUATION, Port, missing_names
 from jaxddp.parity.port.replaced_files import replace_files
 from jaxddp.parity.port.run_batches import RunBatches
 from jaxddp.program import Program, bound, check_flags, config_class, default_config, load_program
@@ -142,10 +142,12 @@ def load_port(path: str | Path, world_size: int = 1, flags: Sequence[str] = ()) 
         values |= {"torch_batch": batches.torch_batch, "flax_batch": batches.flax_batch}
         per_epoch = batches.steps_per_epoch
         steps = {"steps_per_epoch": per_epoch, "total_steps": config.total_steps(per_epoch)}
+        values |= {"test_data": batches.test_data} if values.get("test_data") is not None else {}
     values = steps | values
     if missing := missing_names([name for name, value in values.items() if value is not None]):
         raise InputError(f"{path}: has no {', '.join(missing)}")
     try:
-        return Port(**{name: bound(value, train=True, **steps) for name, value in values.items()})
+        given = {name: steps if name in EVALUATION else {"train": True, **steps} for name in values}
+        return Port(**{name: bound(value, **given[name]) for name, value in values.items()})
     except InputError as error:
         raise InputError(f"{path}: {error}") from None

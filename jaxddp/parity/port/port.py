@@ -23,6 +23,7 @@ Arrays = Mapping[str, np.ndarray]
 Side = Literal["torch", "jax"]
 INTENDED = sorted({*ASPECTS, *TRIALS} - {*DECISIVE})  # what a port may mean to differ in
 PREFIX = {"torch": "torch", "jax": "flax"}  # prefixes of names in a port file, by side
+EVALUATION = ("predict", "metrics", "torch_metrics", "flax_metrics", "test_data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class Facts:
         no_twin: constants that are not compared.
         unchecked: flags that a run file sets, and that the check leaves out.
         intended: what the port means to differ in, and its reason, in pairs.
+        evaluation: functions of an evaluation that the port has, of `EVALUATION`.
     """
 
     accumulation_steps: int = 1
@@ -57,6 +59,7 @@ class Facts:
     no_twin: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     intended: tuple[tuple[str, str], ...] = ()
+    evaluation: tuple[str, ...] = ()
 
 
 def missing_names(given: Collection[str]) -> list[str]:
@@ -124,6 +127,12 @@ class Port:
         flax_start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
         flax_restore: state -> state: saves and loads the state, which must not change it.
         restore_at: number of steps after which `flax_restore` is called.
+        predict: (model, batch) -> outputs of a model in evaluation, an array or a tree of arrays; a jax model with a
+            state takes (params, state, batch). It is the same function for both sides.
+        metrics: (outputs of `predict`, batch) -> metrics by name, each one value per example, or a mean.
+        torch_metrics, flax_metrics: replace `metrics` on their side.
+        test_data: examples of the evaluation; None: those of the run. In a run file the losses are then part of the
+            evaluation, as in the trainers.
         names: jax prefixes to torch prefixes, where the two differ, or to rules; see `jaxddp.parity.port.rules`.
         transpose_kernel: see `jaxddp.parity.convert.Converter`.
         no_twin: names of constants, such as causal masks, that one of the two models holds as a buffer.
@@ -160,6 +169,11 @@ class Port:
     flax_start: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None
     flax_restore: Callable[[Any], Any] | None = None
     restore_at: int | None = None
+    predict: Callable[..., Any] | None = None
+    metrics: Callable[[Any, Any], Mapping[str, Any]] | None = None
+    torch_metrics: Callable[[Any, Any], Mapping[str, Any]] | None = None
+    flax_metrics: Callable[[Any, Any], Mapping[str, Any]] | None = None
+    test_data: Callable[[], Any] | None = None
     names: Names = field(default_factory=dict)
     transpose_kernel: Collection[str] = ()
     no_twin: Collection[str] = ()
@@ -225,7 +239,7 @@ class Port:
     def _check_functions(self) -> None:
         required = ("torch_model", "flax_model", "torch_loss", "flax_loss")
         optional = ("batch", "torch_batch", "flax_batch", "torch_optimizer", "torch_scheduler", "configure_optimizers")
-        for name in (*required, *optional, "torch_step", "flax_step", "flax_start", "flax_restore"):
+        for name in (*required, *optional, *EVALUATION, "torch_step", "flax_step", "flax_start", "flax_restore"):
             value = getattr(self, name)
             if not callable(value) and (value is not None or name in required):
                 raise InputError(f"{name}: must be a function, and is {type(value).__name__}")
@@ -258,6 +272,7 @@ class Port:
             no_twin=tuple(self.no_twin),
             unchecked=self.unchecked,
             intended=tuple(self.intended.items()),
+            evaluation=tuple(name for name in EVALUATION if getattr(self, name) is not None),
         )
 
     @property

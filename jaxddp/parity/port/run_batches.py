@@ -1,6 +1,7 @@
 """Batches of a run file in a check: those of each trainer's own loader. Imports each framework where it is used."""
 
 import dataclasses
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -8,6 +9,7 @@ from jaxddp.config import TrainerConfig
 from jaxddp.data.order import epoch_order
 from jaxddp.data.run_data import RunData, load_data
 from jaxddp.data.sampler import samples_per_replica
+from jaxddp.data.sources import Source
 from jaxddp.program import Program
 
 
@@ -43,6 +45,10 @@ class RunBatches:
         examples = samples_per_replica(len(order), self._world_size, c.drop_last)
         full, rest = divmod(examples, c.per_replica_batch_size(self._world_size))
         return full + (rest > 0 and not c.drop_last_batch)
+
+    def test_data(self) -> Mapping[str, Source]:
+        """Return the test sets, by the beginning of their metrics' names."""
+        return self._data.tests
 
     @cached_property
     def _flax_loader(self) -> Any:

@@ -141,7 +141,8 @@ def _unexplained(difference: Difference) -> Html:
         return tag("p", f"The cause was not sought: it needs {difference.needs}.")
     text = (
         "Unexplained: no fault that was tried, planted in the reference, reproduces what jax does. "
-        f"Look at the {words.STAGE_NAMES[difference.stage]} of step {difference.step}"
+        f"Look at the {words.STAGE_NAMES[difference.stage]}"
+        f"{f' of step {difference.step}' if difference.step else ''}"
     )
     tensor = [", in ", tag("code", difference.tensor)] if difference.tensor else []
     return tag("p", text, tensor, ".")
