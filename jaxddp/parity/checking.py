@@ -31,6 +31,7 @@ from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
 from jaxddp.parity.diagnosis.rounding import explain_rounding
+from jaxddp.parity.diagnosis.without_effect import without_effect
 from jaxddp.parity.environment import environment
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
 from jaxddp.parity.patch.proposals import with_patches
@@ -205,6 +206,7 @@ def report_on(
         untried.append(PATCHES)
     exercised = idle(evidence.torch, reference_clipping(runs.facts), evidence.summands)
     grown = [] if differences else grown_rounding(free, rate_rounding)
+    without, not_watched = without_effect(evidence, searches) if not (differences or problems or untried) else ((), ())
     flags = runs.facts.unchecked
     not_checked = [f"Not part of the check: {listed(flags)}, which this file sets."] if flags else []
     return Report(
@@ -217,12 +219,13 @@ def report_on(
         losses=_losses(runs),
         differences=tuple(differences),
         numerics=numerics,
+        without_effect=without,
         intended=dict(runs.facts.intended),
         problems=tuple(problems),
         names=runs.names,
         no_twin=runs.no_twin,
         free_running=free,
-        idle=(*remarks, *exercised, *grown, *not_checked),
+        idle=(*remarks, *exercised, *grown, *not_watched, *not_checked),
         rate_rounding=rate_rounding,
         ended=progress.stop.why if untried else "",
         untried=tuple(untried) if progress.stop.why else (),

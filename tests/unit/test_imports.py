@@ -117,7 +117,7 @@ ORDER = [
 ]
 PARITY_ORDER = [
     ["lazy_arrays", "operations"],
-    ["stored_tensors", "sums", "quote"],
+    ["stored_tensors", "sums", "quote", "idle_operations"],
     ["coverage"],
     ["port", "records", "excerpts", "fingerprints", "catalogue", "environment", "family", "stopping"],
     ["user_code"],
@@ -143,6 +143,7 @@ NEITHER = (
     "excerpts.py",
     "fingerprints.py",
     "operations.py",
+    "idle_operations.py",
     "quote.py",
     "coverage.py",
     "family.py",

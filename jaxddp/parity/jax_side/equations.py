@@ -102,10 +102,10 @@ def read(loss: Callable[..., Any], arguments: Sequence[Any]) -> Operations:
     def run(*flat: jax.Array) -> list[Any]:
         made.clear()
         Reader(made).read(closed, [Value(x) for x in flat])
-        return [[_shown(x) for x in one.results] for one in made]
+        return [[shown(x) for x in one.results] for one in made]
 
     flat = jax.tree.leaves((jnp.zeros(1), tuple(arguments)))
-    results = [[_moments(x) for x in of_one] for of_one in jax.device_get(jax.jit(run)(*flat))]
+    results = [[moments_of(x) for x in of_one] for of_one in jax.device_get(jax.jit(run)(*flat))]
     return tuple(_operation(one, of_one, results) for one, of_one in zip(made, results, strict=True))
 
 
@@ -158,15 +158,15 @@ class Reader:
             given = [value_of(x) for x in equation.invars]
             lines = lines_of(equation)
             lines += outer if outer[-1:] != lines[-1:] else ()  # those of a scan's body end at its function
-            values |= zip(equation.outvars, self._evaluate(closed.jaxpr, equation, given, lines), strict=True)
+            values |= zip(equation.outvars, self.evaluate(closed.jaxpr, equation, given, lines), strict=True)
         return [value_of(x) for x in closed.jaxpr.outvars]
 
-    def _evaluate(
+    def evaluate(
         self, program: Jaxpr, equation: JaxprEqn, given: list[Value], lines: tuple[SourceLine, ...]
     ) -> list[Value]:
         name, params = equation.primitive.name, equation.params
         if name == "scan" and params["length"] * len(params["jaxpr"].jaxpr.eqns) + len(self._made) <= MOST:
-            return self._scan(params, given, lines)
+            return self.scan(params, given, lines)
         if name not in ("scan", "while", "cond") and (body := body_of(params)) is not None:
             return self.read(body, given[len(given) - len(body.jaxpr.invars) :], lines)
         line = next(iter(lines), None)
@@ -178,7 +178,7 @@ class Reader:
         self._made.append(_Made(name, tuple(given), lines, results))
         return [Value(x, len(self._made) - 1) for x in results]
 
-    def _scan(self, params: dict[str, Any], given: list[Value], lines: tuple[SourceLine, ...]) -> list[Value]:
+    def scan(self, params: dict[str, Any], given: list[Value], lines: tuple[SourceLine, ...]) -> list[Value]:
         """Unroll a scan."""
         constants, carried = params["num_consts"], params["num_consts"] + params["num_carry"]
         carry, of_steps = given[constants:carried], given[carried:]
@@ -254,7 +254,7 @@ def _number(x: Any) -> float | None:
     return float(x) if jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer) else None
 
 
-def _shown(x: Any) -> Any:
+def shown(x: Any) -> Any:
     """Return what the program returns of a result: the result, or the moments of a large one."""
     if not isinstance(x, jax.Array) or not _is_real(x):
         return jnp.zeros(0)
@@ -271,7 +271,7 @@ def _is_real(x: Any) -> bool:
     return any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
 
 
-def _moments(shown: Any) -> Moments:
+def moments_of(shown: Any) -> Moments:
     if isinstance(shown, Moments):
         size, finite, *rest = shown
         return Moments(int(size), int(finite), *map(float, rest))

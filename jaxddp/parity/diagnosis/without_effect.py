@@ -1,0 +1,80 @@
+"""Find the operations of a port that had no effect in any step, and that only one side has."""
+
+from collections.abc import Sequence
+
+from jaxddp.parity.cases import PortCase
+from jaxddp.parity.coverage import WithoutEffect
+from jaxddp.parity.diagnosis.evidence import Evidence
+from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
+from jaxddp.parity.findings import Problem
+from jaxddp.parity.idle_operations import Called, Calls, Watched, is_idle, merged_sides, numbers_of, without_twin
+from jaxddp.parity.jax_side.idle_operations import WatchJax
+from jaxddp.parity.quote import Quote
+from jaxddp.parity.records import is_large_model
+from jaxddp.parity.torch_side.idle_operations import WatchTorch
+from jaxddp.parity.user_code.operation_text import numbers_of_call, operation_text
+
+TOO_LARGE = "What had no effect in this run was not looked for, since the model is large."
+UNKNOWN = "What had no effect in this run is not known: {}."
+CLIPPING = {"clip_by_global_norm": "clip_grad_norm", "clip": "clip_grad_value"}  # member of a chain -> option of a port
+PASSES_ON = "never changes the updates"
+
+
+def without_effect(
+    evidence: Evidence, searches: InterruptibleSearches, trials: Sequence[tuple[Watched, Watched]] = ()
+) -> tuple[tuple[WithoutEffect, ...], tuple[str, ...]]:
+    """Return the operations without effect that only one side has, and a sentence if they were not looked for.
+
+    Args:
+        evidence: records of two sides that are equal.
+        searches: runs a job of each side, one after the other: torch's shows whether jax's has to look for twins.
+        trials: what torch and jax did in trials beyond the run; what acted there is left out.
+    """
+    case, folder, problems = evidence.case, evidence.torch_folder, list[Problem]()
+    if not isinstance(case, PortCase):
+        return (), ()
+    if is_large_model(evidence.start):
+        return (), (TOO_LARGE,)
+    watch = WatchTorch(case.torch_source, evidence.start, folder, len(evidence.torch), case.world_size)
+    of_torch = searches.run(lambda: merged_sides(searches.workers.torch.do(watch)), problems)
+    twins = of_torch is not None and any(is_idle(*pair) for pair in of_torch.calls.items())
+    of_jax = searches.run(lambda: searches.workers.jax.do(WatchJax(case, evidence.start, folder, twins)), problems)
+    if of_torch is None or of_jax is None:
+        why = "; ".join(f"{problem}" for problem in problems) or "the check was ended"
+        return (), (UNKNOWN.format(why),)
+    torch, jax = (merged_sides(of_side) for of_side in zip((of_torch, of_jax), *trials, strict=True))
+    alone = [*_described("torch", torch.calls, jax.calls), *_described("jax", jax.calls, torch.calls)]
+    return (*alone, *_members(evidence, torch.members, jax.members)), ()
+
+
+def _described(side: str, program: Calls, other: Calls) -> list[WithoutEffect]:
+    idle = sorted(without_twin(program, other), key=lambda one: (one.called.line, one.called.function))
+    return [_described_call(side, one.called, one.why) for one in idle]
+
+
+def _described_call(side: str, called: Called, why: str) -> WithoutEffect:
+    quote = Quote.of(called.line)
+    assert quote is not None, "it has a line"
+    return WithoutEffect(side, operation_text(called.line, called.function), why, quote)
+
+
+def _members(evidence: Evidence, torch: Calls, jax: Calls) -> list[WithoutEffect]:
+    """Return transformations of the gradients that changed none, unless the other side clips to the same number."""
+    facts = evidence.facts
+    of_options = {"clip_grad_norm": facts.clip_grad_norm, "clip_grad_value": facts.clip_grad_value}
+    options = {name: numbers_of("", [x]) for name, x in of_options.items() if x is not None}
+    idle_in_torch = [called for called, kept in torch.items() if kept.operands]
+    clips = {option: {options[option]} if option in options else set() for option in CLIPPING.values()}
+    clips["clip_grad_norm"] |= {called.numbers for called in idle_in_torch}
+    described, seen = [], set()
+    for called, kept in sorted(jax.items(), key=lambda pair: pair[0].line):
+        if not kept.operands or called.line in seen:
+            continue
+        numbers = numbers_of("", numbers_of_call(called.line, called.function))
+        twins = clips.get(CLIPPING.get(called.function, ""), set())
+        seen |= {called.line} if numbers in twins else set()
+        if numbers not in twins and not (twins and not numbers):
+            described.append(_described_call("jax", called, PASSES_ON))
+    of_jax = {numbers_of("", numbers_of_call(x.line, x.function)) for x, kept in jax.items() if kept.operands}
+    described += [_described_call("torch", x, "never clips") for x in idle_in_torch if x.numbers not in of_jax]
+    return described
