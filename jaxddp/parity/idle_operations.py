@@ -1,7 +1,7 @@
 """Operations of a program that return one of their operands, and which of them only one side has."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ SYNONYMS = {"multiply": "mul", "subtract": "sub"} | dict.fromkeys(("truediv", "t
 RECTIFIERS = ("relu", "leaky_relu", "prelu", "elu", "celu", "selu", "threshold", "abs", "absolute")
 # Numbers that functions have without being given them.
 NUMBERS = {"relu": (0.0,), "relu6": (0.0, 6.0), "hard_tanh": (-1.0, 1.0)}
+NUMBER = "number"  # stands for a function, where a number is meant that the program states
 LISTED = frozenset((*CLIPS, *CHOICES, *MASKS))
 KNOWN = frozenset((*LISTED, *OPERATORS, *RECTIFIERS))
 
@@ -58,10 +59,12 @@ class Watched(NamedTuple):
         calls: operations of the loss, or of the whole step.
         members: transformations of the gradients, of an optimizer's chain or of a training loop; operand 0 is what
             they are given.
+        numbers: numbers that torch's calls are given; of jax, those at which a change by 1 % changed no loss.
     """
 
     calls: Calls
     members: Calls
+    numbers: Calls
 
 
 def merged(of_all: Iterable[Calls]) -> Calls:
@@ -82,15 +85,16 @@ def merged(of_all: Iterable[Calls]) -> Calls:
 
 def merged_sides(of_all: Iterable[Watched]) -> Watched:
     """Merge what several ranks, or a run and trials beyond it, have seen of one side."""
-    calls, members = zip(*of_all, strict=True)
-    return Watched(merged(calls), merged(members))
+    return Watched(*map(merged, zip(*of_all, strict=True)))
 
 
 def numbers_of(function: str, given: Iterable[float]) -> tuple[float, ...]:
     """Return the numbers of a call as a `Called` has them: ascending, with one that stands for all infinite ones.
 
-    >>> numbers_of("where", [-1e9]) == numbers_of("where", [-math.inf]), numbers_of("clip", [6, 0]), numbers_of("relu6", [])
-    (True, (0.0, 6.0), (0.0, 6.0))
+    >>> numbers_of("where", [-1e9]) == numbers_of("where", [-math.inf])
+    True
+    >>> numbers_of("clip", [6, 0]), numbers_of("relu6", [])
+    ((0.0, 6.0), (0.0, 6.0))
     """
     every = (*given, *NUMBERS.get(function, ()))
     return tuple(sorted(LARGE if math.isnan(x) or abs(x) >= LARGE else float(f"{x:.9g}") for x in every))
@@ -140,6 +144,8 @@ def is_listed(called: Called) -> bool:
 def _are_twins(one: tuple[Called, Kept], other: tuple[Called, Kept]) -> bool:
     """Return whether two calls do the same at the same place: their results are equal, and so are their numbers."""
     (a, of_a), (b, of_b) = one, other
+    if (a.function == "dropout") != (b.function == "dropout"):
+        return False
     if a.numbers != b.numbers and (_is_clip(a) or _is_clip(b) or (a.numbers and b.numbers)):
         return False
     return bool(of_a.results) and all(any(are_near(x, y) for y in of_b.results) for x in of_a.results)
@@ -162,8 +168,3 @@ def _why(called: Called, kept: Kept) -> str:
         is_zero = bool(kept.results) and not any(result.absolute for result in kept.results)
         return "is always 0" if is_zero else f"{OPERATORS[name]} {0 if name in ('add', 'sub') else 1}"
     return {"masked_fill": "fills nothing", "dropout": "drops nothing"}.get(name, "always takes the same branch")
-
-
-def sorted_by_line(idle: Iterable[Idle]) -> Iterator[Idle]:
-    """Yield the calls in the order of their lines."""
-    yield from sorted(idle, key=lambda of_line: (of_line.called.line, of_line.called.function))

@@ -151,15 +151,16 @@ class Reader:
         values: dict[Any, Value] = dict(zip(closed.jaxpr.constvars, constants, strict=True))
         values |= zip(closed.jaxpr.invars, inputs, strict=True)
 
-        def value_of(x: Any) -> Value:
-            return Value(x.val, number=_number(x.val)) if isinstance(x, Literal) else values[x]
-
         for equation in closed.jaxpr.eqns:
-            given = [value_of(x) for x in equation.invars]
             lines = lines_of(equation)
+            given = [self.literal(equation, x, lines) if isinstance(x, Literal) else values[x] for x in equation.invars]
             lines += outer if outer[-1:] != lines[-1:] else ()  # those of a scan's body end at its function
             values |= zip(equation.outvars, self.evaluate(closed.jaxpr, equation, given, lines), strict=True)
-        return [value_of(x) for x in closed.jaxpr.outvars]
+        return [_stated(x) if isinstance(x, Literal) else values[x] for x in closed.jaxpr.outvars]
+
+    def literal(self, equation: JaxprEqn, x: Literal, lines: tuple[SourceLine, ...]) -> Value:
+        """Return the value of a literal that an equation is given; `lines`: the user's lines that made the equation."""
+        return _stated(x)
 
     def evaluate(
         self, program: Jaxpr, equation: JaxprEqn, given: list[Value], lines: tuple[SourceLine, ...]
@@ -195,6 +196,10 @@ class Reader:
             self._made.append(_Made("stack", tuple(of_all), lines, (array,)))
             stacked.append(Value(array, len(self._made) - 1))
         return [*carry, *stacked]
+
+
+def _stated(x: Literal) -> Value:
+    return Value(x.val, number=_number(x.val))
 
 
 def _folded(program: Jaxpr, equation: JaxprEqn, given: Sequence[Value]) -> float | None:

@@ -16,12 +16,14 @@ from jaxddp.parity.jax_side.recorded_runs import given_gradients
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.operations import SourceLine
 
-CONTAINERS = ("chain", "named_chain", "identity", "with_extra_args_support")  # whose members count by themselves
+# Members of containers count by themselves; gradients of frozen parameters are 0 before they are set to 0.
+CONTAINERS = ("chain", "named_chain", "identity", "with_extra_args_support", "set_to_zero")
 
 
 def members_of_optimizer(side: JaxSide, reference: Trajectory) -> Iterator[Calls]:
     """Yield, for each step of the reference, the members of the optimizer and whether they changed its gradients."""
-    step, members = side.replica_step, list[Called]()
+    step: Any = side.replica_step
+    members: list[Called] = []
     params, buffers = side.from_torch(reference.start)
     opt_state = step.init(params, buffers).opt_state
     update: Any = jax.jit(with_members(step.optimizer.update, members), compiler_options=QUICKLY)
@@ -66,10 +68,8 @@ def _is_idle(before: Any, after: Any, state: Any) -> Any:
     """Return whether a transformation had no effect: it has changed nothing, or has found no update to refuse."""
     if (refused := getattr(state, "total_notfinite", None)) is not None:  # of apply_if_finite
         return refused == 0
-    if jax.tree.structure(before) != jax.tree.structure(after):
-        return jnp.asarray(False)
-    equal = jax.tree.map(lambda x, y: jnp.all(x == y) if x.shape == y.shape else jnp.asarray(False), before, after)
-    return jnp.all(jnp.stack(jax.tree.leaves(equal))) if jax.tree.leaves(equal) else jnp.asarray(True)
+    pairs = [*zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=False)]
+    return jnp.all(jnp.stack([jnp.asarray(True), *(jnp.array_equal(x, y) for x, y in pairs)]))
 
 
 def kept_by(members: Sequence[Called], flags: Sequence[Any]) -> Calls:

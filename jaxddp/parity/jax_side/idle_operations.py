@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -38,6 +38,7 @@ from jaxddp.parity.jax_side.checked_step import side_of
 from jaxddp.parity.jax_side.equations import Reader, Value, lines_of, moments_of, shown
 from jaxddp.parity.jax_side.excerpt_program import QUICKLY
 from jaxddp.parity.jax_side.idle_members import kept_by, members_of_optimizer, with_members
+from jaxddp.parity.jax_side.idle_numbers import NumbersOfLoss
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
 from jaxddp.parity.jax_side.recorded_runs import given_gradients
 from jaxddp.parity.jax_side.side import JaxSide
@@ -50,11 +51,11 @@ from jaxddp.step.replica_step import ReplicaStep
 # Modules of jax between a user's line and the function that it calls.
 PLUMBING = tuple(
     f"/jax/_src/{name}"
-    for name in ("core.py", "source_info_util.py", "pjit.py", "api.py", "traceback_util.py", "custom_derivatives.py", "linear_util.py")
-    + ("interpreters/", "numpy/ufunc_api.py", "numpy/array_methods.py", "numpy/ufuncs.py", "ad_checkpoint.py")
+    for name in ("core.py", "source_info_util.py", "pjit.py", "api.py", "traceback_util.py", "linear_util.py")
+    + ("custom_derivatives.py", "ad_checkpoint.py", "interpreters/", "numpy/ufunc")
+    + ("numpy/array_methods.py",)
 )
 BRANCHES = ("cond", "switch")
-SELECTS = ("where", "select", "select_n")  # whose first operand chooses among the others
 DROPOUT = "jaxddp dropout"
 OPERATOR = re.compile(r"^operator_r?")
 CHOOSING = ("max", "min", "clamp", "select_n", "cond", "mul", "div", "add", "sub", "jit", "custom_jvp_call", "name")
@@ -69,12 +70,14 @@ class WatchJax:
         start: initial weights of the reference.
         reference: folder of the reference's records, from whose weights each step is taken.
         twins: watch also operations that are only of interest as twins of torch's.
+        known: numbers that torch's loss is given, which are not changed.
     """
 
     case: AnyCase
     start: Arrays
     reference: Path
     twins: bool = True
+    known: tuple[float, ...] = ()
 
     def run(self, tell: Tell) -> Watched:
         """Compute the loss of all micro-batches, and return the operations at the user's lines."""
@@ -85,12 +88,13 @@ class WatchJax:
             with side.lifting(), dropouts_shown():
                 if not isinstance(side.replica_step, ReplicaStep):
                     return merged_sides(self._of_steps(side, reference))
-                calls = merged(self._of_batches(side, reference))
-            return Watched(calls, merged(members_of_optimizer(side, reference)))
+                of_loss = merged_sides(self._of_batches(side, reference))
+            return of_loss._replace(members=merged(members_of_optimizer(side, reference)))
 
-    def _of_batches(self, side: JaxSide, reference: Trajectory) -> Iterator[Calls]:
+    def _of_batches(self, side: JaxSide, reference: Trajectory) -> Iterator[Watched]:
         """Yield the operations of the loss of each micro-batch of each replica."""
-        loss, programs = side.replica_step.loss, dict[str, WatchedProgram]()
+        step: Any = side.replica_step
+        loss, programs = step.loss, dict[str, WatchedProgram]()
         alone = jax.vmap(lambda _, given: loss(*given)[0]["loss"], (0, None), axis_name=AXIS_NAME)
         for number, batch in self._batches(reference):
             weights = side.from_torch(reference.before(number))
@@ -99,9 +103,9 @@ class WatchJax:
                     arguments = jnp.zeros(1), (*weights, jax.tree.map(jnp.asarray, micro_batch))
                     shapes = str(jax.tree.map(jnp.shape, micro_batch))
                     if shapes not in programs:
-                        programs[shapes] = watched_program(alone, arguments)
-                    if self.twins or any(is_listed(one.called) for one in programs[shapes].noted):
-                        yield programs[shapes](arguments)[0]
+                        programs[shapes] = watched_program(alone, arguments, self.known)
+                    calls, numbers = programs[shapes].watch(arguments, self.twins)
+                    yield Watched(calls, {}, numbers)
 
     def _of_steps(self, side: JaxSide, reference: Trajectory) -> Iterator[Watched]:
         """Yield the operations of each whole step of a port's `flax_step`, of all replicas together."""
@@ -120,7 +124,7 @@ class WatchJax:
             program = program or watched_program(of_all, arguments)
             calls, ((after, *_), flags) = program(arguments)
             state = jax.tree.map(lambda x: x[0], after)
-            yield Watched(calls, kept_by(members, flags))
+            yield Watched(calls, kept_by(members, flags), {})
 
     def _batches(self, reference: Trajectory) -> Iterator[tuple[int, MicroBatches]]:
         for number, (_, batch) in enumerate(zip(reference.records, self.case.batches(), strict=False)):
@@ -170,12 +174,23 @@ class WatchedProgram:
             the results, and the program's own.
         noted: the operations, once the program is traced.
         structure: structure of the program's own result.
+        numbers: the program's numbers, if it is a loss.
     """
 
     function: Any
     noted: list[_Noted]
     structure: Any
+    numbers: NumbersOfLoss | None = None
     _first: bool = True
+
+    def watch(self, arguments: Any, twins: bool) -> tuple[Calls, Calls]:
+        """Run a loss; return its operations, if any is worth it, and the numbers without effect so far."""
+        assert self.numbers is not None, "a loss"
+        stated = {called: Kept(frozenset()) for called in self.numbers.idle.values()}
+        self.numbers.change(jax.tree.leaves(arguments))
+        stated |= {called: Kept(frozenset({0})) for called in self.numbers.idle.values()}
+        wanted = twins or any(is_listed(one.called) for one in self.noted)
+        return self(arguments)[0] if wanted and self.noted else {}, stated
 
     def __call__(self, arguments: Any) -> tuple[Calls, Any]:
         """Run the program; return its operations, with their results when it runs first, and its own result."""
@@ -192,12 +207,15 @@ class WatchedProgram:
         return calls, jax.tree.unflatten(self.structure, own)
 
 
-def watched_program(function: Callable[..., Any], arguments: Any) -> WatchedProgram:
+def watched_program(
+    function: Callable[..., Any], arguments: Any, known: Collection[float] | None = None
+) -> WatchedProgram:
     """Trace a function, and compile it such that its operations at the user's lines are watched.
 
     Args:
         function: function of arrays.
         arguments: trees of arrays.
+        known: see `NumbersOfLoss`; None: the function is no loss.
     """
     closed, returned = jax.make_jaxpr(function, return_shape=True)(*arguments)
     # What makes no result has no effect by intent, as metrics.
@@ -211,7 +229,8 @@ def watched_program(function: Callable[..., Any], arguments: Any) -> WatchedProg
 
     compiled = jax.jit(run, compiler_options=QUICKLY)
     compiled.eval_shape(*jax.tree.leaves(arguments))  # notes the operations
-    return WatchedProgram(compiled, noted, jax.tree.structure(returned))
+    numbers = None if known is None else NumbersOfLoss(closed, known)
+    return WatchedProgram(compiled, noted, jax.tree.structure(returned), numbers)
 
 
 @contextmanager
@@ -250,14 +269,11 @@ class Watcher(Reader):
         backward = "transpose(" in str(equation.source_info.name_stack)
         if name in CHOOSING and not backward and (own := lines_of(equation)):
             function = called_function(equation)
-            if name == "jit" and function in ("max", "min"):  # of an array
-                return results
-            if function in BRANCHES:
-                branches = range(len(equation.params["branches"]))
-                kept = tuple(given[0].array == k for k in branches)
-                self._noted.append(_Noted(Called(function, (), own[0]), kept, results[0].array))
-            elif function in KNOWN:
-                self._note(function, given, results[0].array, own[0])
+            if name == "cond" and function in BRANCHES:
+                taken = tuple(given[0].array == k for k in range(len(equation.params["branches"])))
+                self._noted.append(_Noted(Called(function, (), own[0]), taken, results[0].array))
+            elif function in KNOWN and (function not in BRANCHES or name == "select_n") and not _is_of_axis(equation):
+                self._note(function, name, given, results[0].array, own[0])
         return results
 
     def scan(self, params: dict[str, Any], given: list[Value], lines: tuple[SourceLine, ...]) -> list[Value]:
@@ -278,14 +294,25 @@ class Watcher(Reader):
             self._noted.append(_Noted(one.called, tuple(map(jnp.all, flags)), result, one.repeats + 1))
         return [*map(Value, [*carry, *stacked])]
 
-    def _note(self, function: str, given: Sequence[Value], result: Any, line: SourceLine) -> None:
-        operands = given[1:] if function in SELECTS else given
-        if function == "clamp":  # lax.clamp(least, x, largest)
+    def _note(self, function: str, name: str, given: Sequence[Value], result: Any, line: SourceLine) -> None:
+        chooses = name == "select_n" or function == "where"
+        operands = given[1:] if chooses else given
+        if name == "clamp":  # clamp(least, x, largest)
             operands = [given[1], given[0], given[2]]
         # An array of zeros is no number of an operator: it may be a state before the first step.
         stated = [x for x in operands if x.number is not None and not (function in OPERATORS and jnp.ndim(x.array))]
-        called = Called(function, numbers_of(function, (x.number for x in stated)), line)
-        self._noted.append(_Noted(called, tuple(_is_returned(x.array, result) for x in operands), result))
+        called = Called(function, numbers_of(function, (x.number or 0.0 for x in stated)), line)
+        if chooses:  # by the choice itself, since two branches of one value may have two gradients
+            which, places = given[0].array.astype(int), range(len(operands))
+            kept = tuple(jnp.all(which == place) for place in (places if name == "select_n" else reversed(places)))
+        else:
+            kept = tuple(_is_returned(x.array, result) for x in operands)
+        self._noted.append(_Noted(called, kept, result))
+
+
+def _is_of_axis(equation: JaxprEqn) -> bool:
+    """Return whether a call of max or min is that of one array."""
+    return equation.primitive.name == "jit" and called_function(equation) in ("max", "min")
 
 
 def _is_returned(operand: Any, result: Any) -> Any:
@@ -298,8 +325,9 @@ def _is_returned(operand: Any, result: Any) -> Any:
 def called_function(equation: JaxprEqn) -> str:
     """Return the name of the library's function that the innermost user's line calls, as `KNOWN` has it."""
     traceback = equation.source_info.traceback
+    frames: Any = [] if traceback is None else traceback.frames
     name = ""
-    for frame in [] if traceback is None else traceback.frames:  # the innermost first
+    for frame in frames:  # the innermost first
         if is_of_user(frame.file_name):
             break
         if not any(module in frame.file_name for module in PLUMBING):

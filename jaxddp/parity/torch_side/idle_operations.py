@@ -1,6 +1,6 @@
 """Watch the calls of a torch loss that may return one of their operands, over the batches of a run. Imports no jax."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.idle_operations import (
     EXTREMES,
     KNOWN,
+    NUMBER,
     RECTIFIERS,
     SYNONYMS,
     Called,
@@ -33,10 +34,16 @@ from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
 from torch_ref.distributed import World
 
 REFLECTED = {f"{prefix}{name}": name for name in ("mul", "div", "truediv", "add", "sub") for prefix in "ri"}
+UNKNOWN = SourceLine("", 0)
+WITH_OPERANDS = KNOWN | {"gt", "ge", "lt", "le", "pow", "rpow"}  # functions whose integers are operands, not axes
 CLIP_NORM, CLIP_GRAD = "clip_grad_norm_", "/torch/nn/utils/clip_grad.py"
 HARDTANH = (-1.0, 1.0)  # default bounds
 # torch's modules between a user's line and the call of a function that it makes, or that a layer makes which it calls.
-PLUMBING = tuple(f"/torch/{name}" for name in ("overrides.py", "nn/functional.py", "nn/modules/", "_tensor.py", "utils/_contextlib.py"))
+PLUMBING = tuple(
+    f"/torch/{name}"
+    for name in ("overrides.py", "_tensor.py", "utils/_contextlib.py", "nn/functional.py", "nn/modules/module.py")
+    + ("nn/modules/container.py", "nn/modules/dropout.py", "nn/modules/activation.py")
+)
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ class Watch(TorchFunctionMode):
 
     def __init__(self, results: bool):
         super().__init__()
-        self.seen = Watched({}, {})
+        self.seen = Watched({}, {}, {})
         self._results = results
 
     def __torch_function__(
@@ -105,28 +112,38 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = name_of(func)
+        self._note_numbers((*args, *kwargs.values()), float if name not in WITH_OPERANDS else int | float)
         if name not in KNOWN or kwargs.get("alpha", 1) != 1:
             return func(*args, **kwargs)
-        given = operands_of(name, [x.detach().clone() if isinstance(x, Tensor) else x for x in args], kwargs)
+        args_before = [x.detach().clone() if isinstance(x, Tensor) else x for x in args]
+        given, mask = operands_of(name, args_before, kwargs), mask_of(name, args_before, kwargs)
         result = func(*args, **kwargs)
         if isinstance(result, Tensor) and given:
             line, clips_to = _line_of_call()
             if line is not None and clips_to is not None:
                 self._note_clipping(clips_to, bool(result == 1.0), line)
             elif line is not None:
-                self._note(name, given, result.detach(), line)
+                kept = _taken(mask) if mask is not None else [_is_returned(x, result.detach()) for x in given]
+                self._note(name, given, kept, result.detach(), line)
         return result
+
+    def _note_numbers(self, arguments: Iterable[Any], kind: Any) -> None:
+        for x in arguments:
+            if isinstance(x, kind):
+                self.seen.numbers[Called(NUMBER, numbers_of(NUMBER, [x]), UNKNOWN)] = Kept(frozenset())
 
     def _note_clipping(self, max_norm: float, is_idle: bool, line: SourceLine) -> None:
         called = Called(CLIP_NORM, numbers_of(CLIP_NORM, [max_norm]), line)
         operands = frozenset({0} if is_idle else ())
         self.seen.members[called] = Kept(self.seen.members.get(called, Kept(operands)).operands & operands)
 
-    def _note(self, name: str, operands: Sequence[Any], result: Tensor, line: SourceLine) -> None:
+    def _note(
+        self, name: str, operands: Sequence[Any], returned: Sequence[bool], result: Tensor, line: SourceLine
+    ) -> None:
         numbers = numbers_of(name, (float(x) for x in operands if isinstance(x, int | float)))
         called = Called(name, numbers, line)
         kept = Kept(
-            frozenset(k for k, x in enumerate(operands) if _is_returned(x, result)),
+            frozenset(k for k, is_returned in enumerate(returned) if is_returned),
             (moments(result.cpu().numpy()),) if self._results else (),
         )
         before = self.seen.calls.get(called, Kept(kept.operands))
@@ -156,12 +173,34 @@ def operands_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     if name in EXTREMES and not (len(operands) == 2 and all(isinstance(x, Tensor) for x in operands)):
         return []
     if name == "where":
-        return operands[1:] if len(operands) == 3 else []
+        return [x for x in operands if not is_mask(x)] if len(operands) == 3 else []
     if name == "masked_fill":
-        return [operands[0], *operands[2:]]
+        return [x for x in operands if not is_mask(x)]
     if name == "hardtanh":
         return [*operands, *HARDTANH[len(operands) - 1 :]]
     return operands[:1] if name in (*RECTIFIERS, "nan_to_num", "dropout", "relu6") else operands
+
+
+def is_mask(x: Any) -> bool:
+    """Return whether an operand is a tensor of bools."""
+    return isinstance(x, Tensor) and x.dtype == torch.bool
+
+
+def mask_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return where a call takes its first operand, if a mask says so; two branches of one value may have two gradients.
+
+    >>> mask_of("masked_fill", [torch.ones(2), torch.tensor([True, False]), 0.0], {})
+    tensor([False,  True])
+    """
+    if name == "where":
+        return args[0] if args else kwargs["condition"]
+    if name == "masked_fill":
+        return ~(args[1] if len(args) > 1 else kwargs["mask"])
+    return None
+
+
+def _taken(mask: Tensor) -> list[bool]:
+    return [bool(mask.all()), not bool(mask.any())]
 
 
 def _is_returned(operand: Any, result: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 import ast
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxddp.parity.operations import SourceLine
 from jaxddp.parity.user_code.file_text import FileText, last_name, number_of
@@ -16,15 +16,16 @@ NAMES = {
 }
 
 
-def operation_text(line: SourceLine, function: str) -> str:
+def operation_text(line: SourceLine, function: str, numbers: Sequence[float] = ()) -> str:
     """Return an operation as code.
 
     Args:
         line: the line.
         function: name of the operation's function; "add", "sub", "mul" and "div" are operators too.
+        numbers: numbers that the operation is given.
     """
     linecache.checkcache(line.path)
-    node = next(_nodes(line, function), None)
+    node = next(_nodes(line, function, numbers), None)
     return line.text[:LONGEST] if node is None else in_short(node)
 
 
@@ -74,7 +75,7 @@ def _text_of(line: SourceLine) -> FileText | None:
         return None
 
 
-def _nodes(line: SourceLine, function: str) -> Iterator[ast.expr]:
+def _nodes(line: SourceLine, function: str, numbers: Sequence[float] = ()) -> Iterator[ast.expr]:
     """Yield the expressions at a line that may be an operation, the likeliest first."""
     text = _text_of(line)
     nodes = [x for x in ast.walk(text.tree) if isinstance(x, ast.expr)] if text else []
@@ -85,7 +86,7 @@ def _nodes(line: SourceLine, function: str) -> Iterator[ast.expr]:
     yield from (x for x in calls if _called(x, names) or (function == "dropout" and "drop" in _name_in(x)))
     kind = BINARY.get(function)
     operations = [x for x in spanning if kind is not None and isinstance(x, ast.BinOp) and isinstance(x.op, kind)]
-    yield from sorted(operations, key=lambda x: not any(number_of(y, {}) in (0.0, 1.0) for y in (x.left, x.right)))
+    yield from sorted(operations, key=lambda x: not any(number_of(y, {}) in numbers for y in (x.left, x.right)))
 
 
 def _called(call: ast.Call, names: tuple[str, ...]) -> bool:
