@@ -30,6 +30,7 @@ from jaxddp.parity.diagnosis.differences import find_differences, unexplained
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
+from jaxddp.parity.diagnosis.random_keys import repeated_keys
 from jaxddp.parity.diagnosis.rounding import explain_rounding
 from jaxddp.parity.diagnosis.without_effect import without_effect
 from jaxddp.parity.environment import environment
@@ -206,7 +207,9 @@ def report_on(
         untried.append(PATCHES)
     exercised = idle(evidence.torch, reference_clipping(runs.facts), evidence.summands)
     grown = [] if differences else grown_rounding(free, rate_rounding)
-    without, not_watched = without_effect(evidence, searches) if not (differences or problems or untried) else ((), ())
+    equal = not (differences or problems or untried)
+    without, not_watched = without_effect(evidence, searches) if equal else ((), ())
+    keys = repeated_keys(evidence, searches) if equal else ()
     flags = runs.facts.unchecked
     not_checked = [f"Not part of the check: {listed(flags)}, which this file sets."] if flags else []
     return Report(
@@ -225,7 +228,7 @@ def report_on(
         names=runs.names,
         no_twin=runs.no_twin,
         free_running=free,
-        idle=(*remarks, *exercised, *grown, *not_watched, *not_checked),
+        idle=(*remarks, *exercised, *grown, *keys, *not_watched, *not_checked),
         rate_rounding=rate_rounding,
         ended=progress.stop.why if untried else "",
         untried=tuple(untried) if progress.stop.why else (),

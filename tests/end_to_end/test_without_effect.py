@@ -91,7 +91,7 @@ def test_what_one_side_alone_has_is_named_at_its_line(tmp_path: Path, workers: W
         "jnp.clip(..., -80, 80) (jax) never clips",
         "0.0 * ... (jax) is always 0",
         "optax.clip(1000.0) (jax) never changes the updates",
-        "model.drop(...) (torch) drops nothing",
+        "model.drop(model.mix) (torch) drops nothing",
         "(...).clamp(-90, 90) (torch) never clips",
     ]
     assert all(line.partition("(")[0].split(".")[-1] in line.partition(": ")[2] for line in found)

@@ -57,7 +57,7 @@ def draws_of(port: Port) -> tuple[Draw, ...]:
     @wraps(function)
     def noted(*arguments: Any, **more: Any) -> Any:
         draws.clear()  # a linen module is initialised by the loss, too
-        with _replaced(_noting(arguments, draws)):
+        with replaced(_noting(arguments, draws)):
             return function(*arguments, **more)
 
     port = replace(port, **{name: noted})  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def serving(port: DrawnPort) -> DrawnPort:
     def served_function(*arguments: Any, **more: Any) -> Any:
         *others, batch = arguments
         served = Served(batch, [pair.jax for pair in port.draws], "jax")
-        with _replaced(_samplers(lambda kind, shape, rate: served.take(kind, shape))):
+        with replaced(_samplers(lambda kind, shape, rate: served.take(kind, shape))):
             returned = function(*others, examples_of(batch), **more)
         served.check()
         return returned
@@ -102,7 +102,7 @@ def _drawing(port: Port) -> tuple[str, Callable[..., Any]]:
 
 def constant_draws() -> AbstractContextManager[None]:
     """Return a context in which all draws are constants, as in torch's `ConstantDraws`."""
-    return _replaced(_samplers(lambda kind, shape, rate: jnp.full(shape, CONSTANTS.get(kind, 0.5))))
+    return replaced(_samplers(lambda kind, shape, rate: jnp.full(shape, CONSTANTS.get(kind, 0.5))))
 
 
 def _noting(arguments: Sequence[Any], draws: list[Draw]) -> Functions:
@@ -159,13 +159,34 @@ def _samplers(take: Take) -> Functions:
     return {"normal": normal, "uniform": uniform, "bernoulli": bernoulli}
 
 
+def keyed_samplers(note: Callable[[str, Sequence[int], Any], None]) -> Functions:
+    """Return samplers that return constants, and note their draws as (kind, shape, key)."""
+    drawn: list[tuple[str, Sequence[int]]] = []
+
+    def take(kind: str, shape: Sequence[int], rate: float | None) -> jax.Array:
+        drawn.append((kind, shape))
+        return jnp.full(shape, 0.5)
+
+    def noting(sampler: Callable[..., Any]) -> Callable[..., Any]:
+        def sample(key: Any, *args: Any, **kwargs: Any) -> Any:
+            drawn.clear()  # a draw with one possible result is none
+            result = sampler(key, *args, **kwargs)
+            for kind, shape in drawn:
+                note(kind, shape, key)
+            return result
+
+        return sample
+
+    return {name: noting(sampler) for name, sampler in _samplers(take).items()}
+
+
 def _in_dtype(numbers: jax.Array, dtype: Any) -> jax.Array:
     """Cast to 16 bits if asked for; else keep the dtype of the run, which stands for float32."""
     return numbers if dtype is None or jnp.finfo(dtype).bits > 16 else numbers.astype(dtype)
 
 
 @contextmanager
-def _replaced(functions: Functions) -> Iterator[None]:
+def replaced(functions: Functions) -> Iterator[None]:
     """Replace functions of jax.random wherever a module holds them, and as methods of `nnx.Rngs` and its streams."""
     known = {id(SAMPLERS[name]): _outside_of_init(SAMPLERS[name], f) for name, f in functions.items()}
     with ExitStack() as stack:
