@@ -165,3 +165,19 @@ def torch_loss(model, batch):
     return (model(batch["x"]) - batch["y"]).abs().mean()
 """
     assert remarks(tmp_path, workers, plain("jax.random.split(jax.random.key(3))"), seeded) == []
+
+
+def test_an_entry_called_valid_is_the_ports(tmp_path: Path, workers: Workers) -> None:
+    masked = """
+def batch(step, rank):
+    rng = np.random.default_rng((step, rank))
+    return {"x": rng.normal(size=(8, 5)), "y": rng.normal(size=(8, 5)), "valid": rng.integers(0, 2, (8, 5)) > 0}
+"""
+    half = plain("jax.random.split(key)", asks=", key").replace(
+        'batch["y"]).mean()', 'batch["y"]).mean(where=batch["valid"])'
+    )
+    of_torch = """
+def torch_loss(model, batch):
+    return (model(batch["x"]) - batch["y"]).abs()[batch["valid"]].mean()
+"""
+    assert remarks(tmp_path, workers, half, masked + of_torch) == []

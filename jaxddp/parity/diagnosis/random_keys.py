@@ -30,7 +30,7 @@ def repeated_keys(evidence: Evidence, searches: InterruptibleSearches) -> tuple[
     if again is None or keyed is None:
         return (UNKNOWN.format("; ".join(f"{problem}" for problem in problems) or "the check was ended"),)
     draws, asks = keyed
-    return tuple(sentences(draws, again, asks))
+    return tuple(dict.fromkeys(sentences(draws, again, asks)))
 
 
 def sentences(draws: Sequence[KeyedDraw], again: Sequence[bool], asks: bool) -> Iterator[str]:

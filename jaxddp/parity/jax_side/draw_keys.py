@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from jaxddp.distributed.collectives import AXIS_NAME
+from jaxddp.distributed.collectives import AXIS_NAME, rank
 from jaxddp.nn.dropout_rng import Place
 from jaxddp.nn.functional import Functional, RandomLoss
 from jaxddp.nn.losses import Batch
@@ -20,7 +20,7 @@ from jaxddp.parity.jax_side.side import losses_of_port, pure_loss
 from jaxddp.parity.operations import SourceLine, calling_lines, lines_of_user
 from jaxddp.parity.port import Port, PortSource
 from jaxddp.parity.processes import Tell
-from jaxddp.program import asks_for
+from jaxddp.program import asks_for, bound
 from jaxddp.state import Buffers, Params
 
 STEPS = 4  # at which keys are compared
@@ -68,7 +68,7 @@ class DrawKeys:
         of_all = jax.jit(jax.vmap(loss, (None, None, 0, None), axis_name=AXIS_NAME))
         keys, buffers = [], functional.buffers
         for step in range(min(STEPS, self.case.steps)):
-            of_ranks = [port.micro_batches(step, rank, "jax") for rank in ranks]
+            of_ranks = [port.micro_batches(step, number, "jax") for number in ranks]
             of_step, first = [], 0
             for pieces in zip(*of_ranks, strict=True):
                 place = Place(jnp.int32(step), jnp.int32(first))
@@ -116,13 +116,19 @@ def _placed_loss(port: Port, draws: list[KeyedDraw]) -> tuple[Any, Callable[...,
     functional, _ = pure_loss(port, port.flax_model())
 
     def loss(params: Params, buffers: Buffers, batch: Batch, place: Place) -> tuple[list[Any], Buffers]:
+        key = jax.random.fold_in(jax.random.key(0), place.step)
+        key = jax.random.fold_in(jax.random.fold_in(key, place.first), rank())
         if isinstance(functional, Functional):
+            # Its keys are those of the model; an entry "valid" is the port's, not jaxddp's padding mask.
             made = functional.local_loss(lambda model, _: losses_of_port(port, model, batch), train=None)
+            at_place = made.at(place) if isinstance(made, RandomLoss) else made
+            _, after = at_place(params, buffers, {name: x for name, x in batch.items() if name != "valid"})
+        elif isinstance(functional, PlainFunctional):
+            given_key = bound(port.flax_loss, key=key)
+            _, after = functional.local_loss(lambda *given: given_key(*given))(params, buffers, batch)
         else:
-            plain = isinstance(functional, PlainFunctional)
-            made = functional.local_loss(port.flax_loss if plain else partial(losses_of_port, port), train=True)
-        at_place = made.at(place) if isinstance(made, RandomLoss) else made
-        _, after = at_place(params, buffers, {name: x for name, x in batch.items() if name != "valid"})
+            given_key = partial(losses_of_port, port, key=key)
+            _, after = functional.local_loss(lambda *given: given_key(*given))(params, buffers, batch)
         return [*keys], after
 
     return functional, loss

@@ -17,6 +17,7 @@ from jaxddp.parity.jax_side.excerpt_program import QUICKLY
 from jaxddp.parity.operations import LARGE, SourceLine
 
 MOST = 64  # numbers that are changed
+SMALL = 1e-5  # up to which a number is an epsilon, as torch's functions have them inside
 CHANGES = (1.01, 0.99)
 ROUNDING = 1e-14  # relative change of a loss that is none; measured: a softmax of shifted scores changes by 2e-16
 # Equations whose literals can be arguments of the program instead.
@@ -66,7 +67,7 @@ class NumbersOfLoss:
         if not lines or jnp.ndim(x.val) or not jnp.issubdtype(jnp.result_type(x.val), jnp.floating):
             return False
         (number,) = numbers_of(NUMBER, [float(x.val)])
-        return 0 < abs(number) < LARGE and number not in self._known and number in written(lines[0])
+        return SMALL < abs(number) < LARGE and number not in self._known and number in written(lines[0])
 
 
 class _Changing(Reader):

@@ -35,7 +35,7 @@ from jaxddp.parity.idle_operations import (
     numbers_of,
 )
 from jaxddp.parity.jax_side.checked_step import side_of
-from jaxddp.parity.jax_side.equations import Reader, Value, lines_of, moments_of, shown
+from jaxddp.parity.jax_side.equations import Reader, Value, body_of, lines_of, moments_of, shown
 from jaxddp.parity.jax_side.excerpt_program import QUICKLY
 from jaxddp.parity.jax_side.idle_members import kept_by, members_of_optimizer, with_members
 from jaxddp.parity.jax_side.idle_numbers import NumbersOfLoss
@@ -103,7 +103,7 @@ class WatchJax:
                     arguments = jnp.zeros(1), (*weights, jax.tree.map(jnp.asarray, micro_batch))
                     shapes = str(jax.tree.map(jnp.shape, micro_batch))
                     if shapes not in programs:
-                        programs[shapes] = watched_program(alone, arguments, self.known)
+                        programs[shapes] = watched_program(alone, arguments, known=self.known)
                     calls, numbers = programs[shapes].watch(arguments, self.twins)
                     yield Watched(calls, {}, numbers)
 
@@ -121,7 +121,7 @@ class WatchJax:
                 gradients = given_gradients(reference, number, side)
                 state = replace(state, opt_state=step.forced(state.opt_state, gradients))
             arguments = state, jax.tree.map(jnp.asarray, batch)
-            program = program or watched_program(of_all, arguments)
+            program = program or watched_program(of_all, arguments, replicas=self.case.world_size)
             calls, ((after, *_), flags) = program(arguments)
             state = jax.tree.map(lambda x: x[0], after)
             yield Watched(calls, kept_by(members, flags), {})
@@ -208,13 +208,14 @@ class WatchedProgram:
 
 
 def watched_program(
-    function: Callable[..., Any], arguments: Any, known: Collection[float] | None = None
+    function: Callable[..., Any], arguments: Any, replicas: int = 0, known: Collection[float] | None = None
 ) -> WatchedProgram:
     """Trace a function, and compile it such that its operations at the user's lines are watched.
 
     Args:
         function: function of arrays.
         arguments: trees of arrays.
+        replicas: number of replicas that the program computes side by side; 0: it has no axis of them.
         known: see `NumbersOfLoss`; None: the function is no loss.
     """
     closed, returned = jax.make_jaxpr(function, return_shape=True)(*arguments)
@@ -224,7 +225,7 @@ def watched_program(
 
     def run(*flat: jax.Array) -> Any:
         noted.clear()
-        own = [x.array for x in Watcher(noted).read(closed, [Value(x) for x in flat])]
+        own = [x.array for x in Watcher(noted, replicas).read(closed, [Value(x) for x in flat])]
         return [one.kept for one in noted], [one.shown for one in noted], own
 
     compiled = jax.jit(run, compiler_options=QUICKLY)
@@ -252,11 +253,16 @@ def dropouts_shown() -> Iterator[None]:
 
 
 class Watcher(Reader):
-    """Reader that notes the operations at the user's lines which may return one of their operands."""
+    """Reader that notes the operations at the user's lines which may return one of their operands.
 
-    def __init__(self, noted: list[_Noted]):
+    Args:
+        noted: list to which they are appended.
+        replicas: see `watched_program`; the results that are noted are those of the first replica.
+    """
+
+    def __init__(self, noted: list[_Noted], replicas: int = 0):
         super().__init__([])
-        self._noted = noted
+        self._noted, self._replicas = noted, replicas
 
     def evaluate(
         self, program: Jaxpr, equation: JaxprEqn, given: list[Value], lines: tuple[SourceLine, ...]
@@ -271,8 +277,8 @@ class Watcher(Reader):
             function = called_function(equation)
             if name == "cond" and function in BRANCHES:
                 taken = tuple(given[0].array == k for k in range(len(equation.params["branches"])))
-                self._noted.append(_Noted(Called(function, (), own[0]), taken, results[0].array))
-            elif function in KNOWN and (function not in BRANCHES or name == "select_n") and not _is_of_axis(equation):
+                self._append(Called(function, (), own[0]), taken, results[0].array)
+            elif function in KNOWN and (function not in BRANCHES or name == "select_n") and _is_library(equation):
                 self._note(function, name, given, results[0].array, own[0])
         return results
 
@@ -284,7 +290,7 @@ class Watcher(Reader):
         def body(carry: list[Any], of_step: list[Any]) -> Any:
             noted.clear()
             values = [*given[:constants], *map(Value, [*carry, *of_step])]
-            results = [x.array for x in Watcher(noted).read(params["jaxpr"], values, lines)]
+            results = [x.array for x in Watcher(noted, self._replicas).read(params["jaxpr"], values, lines)]
             return results[:carries], (results[carries:], [one.kept for one in noted], [one.result for one in noted])
 
         arrays = [x.array for x in given[constants:]]
@@ -307,17 +313,24 @@ class Watcher(Reader):
             kept = tuple(jnp.all(which == place) for place in (places if name == "select_n" else reversed(places)))
         else:
             kept = tuple(_is_returned(x.array, result) for x in operands)
-        self._noted.append(_Noted(called, kept, result))
+        self._append(called, kept, result)
+
+    def _append(self, called: Called, kept: tuple[Any, ...], result: Any) -> None:
+        of_all = bool(self._replicas) and result.shape[:1] == (self._replicas,)
+        self._noted.append(_Noted(called, kept, result[0] if of_all else result))
 
 
-def _is_of_axis(equation: JaxprEqn) -> bool:
-    """Return whether a call of max or min is that of one array."""
-    return equation.primitive.name == "jit" and called_function(equation) in ("max", "min")
+def _is_library(equation: JaxprEqn) -> bool:
+    """Return whether an equation is no function of the user's, and none that reduces an array to its extreme."""
+    body = body_of(equation.params)
+    inside = [] if body is None else body.jaxpr.eqns
+    reduces = equation.primitive.name == "jit" and called_function(equation) in ("max", "min")
+    return not reduces and not any(map(lines_of, inside))
 
 
 def _is_returned(operand: Any, result: Any) -> Any:
     """Return whether a result equals an operand; NaN equals NaN."""
-    if jnp.ndim(operand) > result.ndim or jnp.broadcast_shapes(jnp.shape(operand), result.shape) != result.shape:
+    if jnp.shape(operand) not in ((), result.shape, *(result.shape[k:] for k in range(result.ndim))):
         return jnp.asarray(False)
     return jnp.all((result == operand) | ((result != result) & (operand != operand)))
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from jaxddp.parity.idle_operations import Watched, without_twin
 from jaxddp.parity.jax_side.idle_operations import dropouts_shown, watched_program
+from jaxddp.parity.operations import are_near, moments
 from jaxddp.parity.torch_side.idle_operations import Watch
 from jaxddp.parity.user_code.operation_text import operation_text
 
@@ -183,3 +184,21 @@ def test_numbers_whose_change_changes_nothing() -> None:
     assert {called.numbers[0]: bool(kept.operands) for called, kept in stated.items()} == {
         **{2.5: True, 4.0: False, 7.0: True, 0.5: False}
     }
+
+
+@jax.jit
+def clip(x: Any, much: Any) -> Any:
+    return x * much[0, 0] + 1.0
+
+
+def test_a_function_of_the_user_with_a_known_name_is_no_library_function() -> None:
+    assert not described(of_jax(lambda x, m: clip(x, jnp.ones((4, 4)))), of_torch(plain))
+
+
+def test_the_results_of_the_first_replica_have_twins() -> None:
+    def step(x: Any) -> Any:
+        return jax.vmap(lambda x: 1.0 * x - lax.psum(x, "replica"), axis_name="replica")(x)
+
+    program = watched_program(step, (jnp.stack([jnp.asarray(X), jnp.asarray(X) + 1]),), replicas=2)
+    ((_, kept),) = [pair for pair in program((jnp.stack([X, X + 1]),))[0].items() if pair[0].function == "mul"]
+    assert kept.operands == {1} and are_near(kept.results[0], moments(X))
