@@ -26,7 +26,6 @@ from jaxddp.parity.user_code.operation_text import numbers_of_call, operation_te
 
 TOO_LARGE = "What had no effect in this run was not looked for, since the model is large."
 UNKNOWN = "What had no effect in this run is not known: {}."
-CLIPPING = {"clip_by_global_norm": "clip_grad_norm", "clip": "clip_grad_value"}  # member of a chain -> option of a port
 UNCHANGED = "changes no loss if it is changed by 1 %"
 PASSES_ON = "never changes the updates"
 
@@ -83,20 +82,17 @@ def _described_call(side: str, called: Called, why: str) -> WithoutEffect:
 def _members(evidence: Evidence, torch: Calls, jax: Calls) -> list[WithoutEffect]:
     """Return transformations of the gradients that changed none, unless the other side clips to the same number."""
     facts = evidence.facts
-    of_options = {"clip_grad_norm": facts.clip_grad_norm, "clip_grad_value": facts.clip_grad_value}
-    options = {name: numbers_of("", [x]) for name, x in of_options.items() if x is not None}
-    idle_in_torch = [called for called, kept in torch.items() if kept.operands]
-    clips = {option: {options[option]} if option in options else set() for option in CLIPPING.values()}
-    clips["clip_grad_norm"] |= {called.numbers for called in idle_in_torch}
-    described, seen = [], set()
-    for called, kept in sorted(jax.items(), key=lambda pair: pair[0].line):
-        if not kept.operands or called.line in seen:
-            continue
-        numbers = numbers_of("", numbers_of_call(called.line, called.function))
-        twins = clips.get(CLIPPING.get(called.function, ""), set())
-        seen |= {called.line} if numbers in twins else set()
-        if numbers not in twins and not (twins and not numbers):
-            described.append(_described_call("jax", called, PASSES_ON))
-    of_jax = {numbers_of("", numbers_of_call(x.line, x.function)) for x, kept in jax.items() if kept.operands}
-    described += [_described_call("torch", x, "never clips") for x in idle_in_torch if x.numbers not in of_jax]
-    return described
+    of_torch = [called for called, kept in torch.items() if kept.operands]
+    of_jax = [called for called, kept in jax.items() if kept.operands]
+    clips = {"clip_by_global_norm": {called.numbers for called in of_torch}, "clip": set[tuple[float, ...]]()}
+    for member, option in (("clip_by_global_norm", facts.clip_grad_norm), ("clip", facts.clip_grad_value)):
+        clips[member] |= set() if option is None else {numbers_of(member, [option])}
+
+    def has_twin(called: Called) -> bool:
+        twins = clips.get(called.function, set())
+        numbers = numbers_of(called.function, numbers_of_call(called.line, called.function))
+        return bool(twins) and (not numbers or numbers in twins)
+
+    described = [_described_call("jax", called, PASSES_ON) for called in of_jax if not has_twin(called)]
+    numbers = {numbers_of(called.function, numbers_of_call(called.line, called.function)) for called in of_jax}
+    return described + [_described_call("torch", x, "never clips") for x in of_torch if x.numbers not in numbers]

@@ -118,7 +118,7 @@ class Watch(TorchFunctionMode):
         args_before = [x.detach().clone() if isinstance(x, Tensor) else x for x in args]
         given, mask = operands_of(name, args_before, kwargs), mask_of(name, args_before, kwargs)
         result = func(*args, **kwargs)
-        if isinstance(result, Tensor) and given:
+        if isinstance(result, Tensor) and given and result.layout == torch.strided and not result.is_complex():
             line, clips_to = _line_of_call()
             if line is not None and clips_to is not None:
                 self._note_clipping(clips_to, bool(result == 1.0), line)
@@ -129,7 +129,7 @@ class Watch(TorchFunctionMode):
 
     def _note_numbers(self, arguments: Iterable[Any], kind: Any) -> None:
         for x in arguments:
-            if isinstance(x, kind):
+            if isinstance(x, kind) and not isinstance(x, bool):
                 self.seen.numbers[Called(NUMBER, numbers_of(NUMBER, [x]), UNKNOWN)] = Kept(frozenset())
 
     def _note_clipping(self, max_norm: float, is_idle: bool, line: SourceLine) -> None:
@@ -144,7 +144,7 @@ class Watch(TorchFunctionMode):
         called = Called(name, numbers, line)
         kept = Kept(
             frozenset(k for k, is_returned in enumerate(returned) if is_returned),
-            (moments(result.cpu().numpy()),) if self._results else (),
+            (moments(result.cpu().double().numpy()),) if self._results else (),
         )
         before = self.seen.calls.get(called, Kept(kept.operands))
         self.seen.calls[called] = Kept(before.operands & kept.operands, before.results + kept.results)
