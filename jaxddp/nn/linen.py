@@ -83,7 +83,8 @@ class LinenFunctional:
     def __init__(self, module: linen.Module, loss_fn: LossFunction, batch: Batch):
         self._module = module
         bound = Bound(module)
-        accept(loss_fn, train=True)(bound, {name: jnp.asarray(array) for name, array in batch.items()})
+        given = {name: jnp.asarray(array) for name, array in batch.items()}
+        accept(loss_fn, train=True, key=jax.random.key(0))(bound, given)
         if bound.variables is None:
             raise InputError("flax_loss: never calls the model")
         flat = {name: traverse_util.flatten_dict(tree, sep=".") for name, tree in bound.variables.items()}

@@ -33,7 +33,9 @@ from jaxddp.parity.diagnosis.evaluation import evaluation_of
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
+from jaxddp.parity.diagnosis.random_keys import repeated_keys
 from jaxddp.parity.diagnosis.rounding import explain_rounding
+from jaxddp.parity.diagnosis.without_effect import without_effect
 from jaxddp.parity.environment import environment
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
 from jaxddp.parity.initialisation import initialisation
@@ -231,6 +233,9 @@ def report_on(
     exercised = idle(evidence.torch, reference_clipping(runs.facts), evidence.summands)
     grown = [] if differences else grown_rounding(free, rate_rounding)
     types = compare_types(*runs.types, runs.summary.optimizer) if runs.types else None
+    equal = not (differences or problems or untried)
+    without, not_watched = without_effect(evidence, searches) if equal else ((), ())
+    keys = repeated_keys(evidence, searches) if equal else ()
     flags = runs.facts.unchecked
     not_checked = [f"Not part of the check: {listed(flags)}, which this file sets."] if flags else []
     return Report(
@@ -246,12 +251,13 @@ def report_on(
         trials=trials,
         beyond=beyond,
         aspects=dict(aspects or {}) | ({"types": types.aspect} if types else {}) | evaluation,
+        without_effect=without,
         intended=dict(runs.facts.intended),
         problems=tuple(problems),
         names=runs.names,
         no_twin=runs.no_twin,
         free_running=free,
-        idle=(*remarks, *exercised, *grown, *(types.sentences if types else ()), *not_checked),
+        idle=(*remarks, *exercised, *grown, *(types.sentences if types else ()), *keys, *not_watched, *not_checked),
         rate_rounding=rate_rounding,
         ended=progress.stop.why if untried else "",
         untried=tuple(untried) if progress.stop.why else (),

@@ -71,6 +71,11 @@ def is_of_user(path: str) -> bool:
     return path.startswith(_MODELS) or scripts.is_of_user(path)
 
 
+def is_of_package(path: str) -> bool:
+    """Return whether a file is this project's."""
+    return path.startswith((f"{_PACKAGE}/", f"{_PACKAGE.parent / 'torch_ref'}/"))
+
+
 class Lines(NamedTuple):
     """Lines of both sides that do the same, or should.
 

@@ -117,7 +117,7 @@ ORDER = [
 ]
 PARITY_ORDER = [
     ["lazy_arrays", "operations", "replaced_functions"],
-    ["stored_tensors", "sums", "quote"],
+    ["stored_tensors", "sums", "quote", "idle_operations"],
     ["coverage", "held_types"],
     ["port", "records", "excerpts", "projections", "fingerprints", "catalogue", "environment", "family", "stopping"],
     ["user_code"],
@@ -144,6 +144,7 @@ NEITHER = (
     "projections.py",
     "fingerprints.py",
     "operations.py",
+    "idle_operations.py",
     "quote.py",
     "coverage.py",
     "held_types.py",

@@ -35,9 +35,9 @@ def flax_model():
     return jax_functions.init(jax.random.key(0), VOCAB, WIDTH, LAYERS)
 
 
-def flax_loss(params, batch):
+def flax_loss(params, batch, key):
     words = batch["words"].T
-    logits = jax_functions.logits(params, words[:-1], DROPOUT, jax.random.key(0))
+    logits = jax_functions.logits(params, words[:-1], DROPOUT, key)
     return optax.softmax_cross_entropy_with_integer_labels(logits, words[1:]).mean()
 
 

@@ -69,7 +69,7 @@ def draws_of(port: Port, types: HeldTypes | None = None) -> tuple[Draw, ...]:
     @wraps(function)
     def noted(*arguments: Any, **more: Any) -> Any:
         draws.clear()  # a linen module is initialised by the loss, too
-        with _replaced(_noting(arguments, draws)):
+        with replaced_samplers(_noting(arguments, draws)):
             returned = function(*arguments, **more)
         with types.collecting("losses"):
             types.of["losses"] = _types_of_losses(port, function, returned)
@@ -107,7 +107,7 @@ def serving(port: DrawnPort) -> DrawnPort:
     def served_function(*arguments: Any, **more: Any) -> Any:
         *others, batch = arguments
         served = Served(batch, [pair.jax for pair in port.draws], "jax")
-        with _replaced(_samplers(lambda kind, shape, rate: served.take(kind, shape))):
+        with replaced_samplers(_samplers(lambda kind, shape, rate: served.take(kind, shape))):
             returned = function(*others, examples_of(batch), **more)
         served.check()
         return returned
@@ -129,7 +129,7 @@ def _drawing(port: Port) -> tuple[str, Callable[..., Any]]:
 
 def constant_draws() -> AbstractContextManager[None]:
     """Return a context in which all draws are constants, as in torch's `ConstantDraws`."""
-    return _replaced(_samplers(lambda kind, shape, rate: jnp.full(shape, CONSTANTS.get(kind, 0.5))))
+    return replaced_samplers(_samplers(lambda kind, shape, rate: jnp.full(shape, CONSTANTS.get(kind, 0.5))))
 
 
 def _noting(arguments: Sequence[Any], draws: list[Draw]) -> Functions:
@@ -186,13 +186,34 @@ def _samplers(take: Take) -> Functions:
     return {"normal": normal, "uniform": uniform, "bernoulli": bernoulli}
 
 
+def keyed_samplers(note: Callable[[str, Sequence[int], Any], None]) -> Functions:
+    """Return samplers that return constants, and note their draws as (kind, shape, key)."""
+    drawn: list[tuple[str, Sequence[int]]] = []
+
+    def take(kind: str, shape: Sequence[int], rate: float | None) -> jax.Array:
+        drawn.append((kind, shape))
+        return jnp.full(shape, 0.5)
+
+    def noting(sampler: Callable[..., Any]) -> Callable[..., Any]:
+        def sample(key: Any, *args: Any, **kwargs: Any) -> Any:
+            drawn.clear()  # a draw with one possible result is none
+            result = sampler(key, *args, **kwargs)
+            for kind, shape in drawn:
+                note(kind, shape, key)
+            return result
+
+        return sample
+
+    return {name: noting(sampler) for name, sampler in _samplers(take).items()}
+
+
 def _in_dtype(numbers: jax.Array, dtype: Any) -> jax.Array:
     """Cast to 16 bits if asked for; else keep the dtype of the run, which stands for float32."""
     return numbers if dtype is None or jnp.finfo(dtype).bits > 16 else numbers.astype(dtype)
 
 
 @contextmanager
-def _replaced(functions: Functions) -> Iterator[None]:
+def replaced_samplers(functions: Functions) -> Iterator[None]:
     """Replace functions of jax.random wherever a module holds them, and as methods of `nnx.Rngs` and its streams."""
     replacements = {name: _outside_of_init(SAMPLERS[name], function) for name, function in functions.items()}
     pairs = [(SAMPLERS[name], replacement) for name, replacement in replacements.items()]

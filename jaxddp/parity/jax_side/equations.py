@@ -102,10 +102,10 @@ def read(loss: Callable[..., Any], arguments: Sequence[Any]) -> Operations:
     def run(*flat: jax.Array) -> list[Any]:
         made.clear()
         Reader(made).read(closed, [Value(x) for x in flat])
-        return [[_shown(x) for x in one.results] for one in made]
+        return [[shown(x) for x in one.results] for one in made]
 
     flat = jax.tree.leaves((jnp.zeros(1), tuple(arguments)))
-    results = [[_moments(x) for x in of_one] for of_one in jax.device_get(jax.jit(run)(*flat))]
+    results = [[moments_of(x) for x in of_one] for of_one in jax.device_get(jax.jit(run)(*flat))]
     return tuple(_operation(one, of_one, results) for one, of_one in zip(made, results, strict=True))
 
 
@@ -151,22 +151,23 @@ class Reader:
         values: dict[Any, Value] = dict(zip(closed.jaxpr.constvars, constants, strict=True))
         values |= zip(closed.jaxpr.invars, inputs, strict=True)
 
-        def value_of(x: Any) -> Value:
-            return Value(x.val, number=_number(x.val)) if isinstance(x, Literal) else values[x]
-
         for equation in closed.jaxpr.eqns:
-            given = [value_of(x) for x in equation.invars]
             lines = lines_of(equation)
+            given = [self.literal(equation, x, lines) if isinstance(x, Literal) else values[x] for x in equation.invars]
             lines += outer if outer[-1:] != lines[-1:] else ()  # those of a scan's body end at its function
-            values |= zip(equation.outvars, self._evaluate(closed.jaxpr, equation, given, lines), strict=True)
-        return [value_of(x) for x in closed.jaxpr.outvars]
+            values |= zip(equation.outvars, self.evaluate(closed.jaxpr, equation, given, lines), strict=True)
+        return [_stated(x) if isinstance(x, Literal) else values[x] for x in closed.jaxpr.outvars]
 
-    def _evaluate(
+    def literal(self, equation: JaxprEqn, x: Literal, lines: tuple[SourceLine, ...]) -> Value:
+        """Return the value of a literal that an equation is given; `lines`: the user's lines that made the equation."""
+        return _stated(x)
+
+    def evaluate(
         self, program: Jaxpr, equation: JaxprEqn, given: list[Value], lines: tuple[SourceLine, ...]
     ) -> list[Value]:
         name, params = equation.primitive.name, equation.params
         if name == "scan" and params["length"] * len(params["jaxpr"].jaxpr.eqns) + len(self._made) <= MOST:
-            return self._scan(params, given, lines)
+            return self.scan(params, given, lines)
         if name not in ("scan", "while", "cond") and (body := body_of(params)) is not None:
             return self.read(body, given[len(given) - len(body.jaxpr.invars) :], lines)
         line = next(iter(lines), None)
@@ -178,7 +179,7 @@ class Reader:
         self._made.append(_Made(name, tuple(given), lines, results))
         return [Value(x, len(self._made) - 1) for x in results]
 
-    def _scan(self, params: dict[str, Any], given: list[Value], lines: tuple[SourceLine, ...]) -> list[Value]:
+    def scan(self, params: dict[str, Any], given: list[Value], lines: tuple[SourceLine, ...]) -> list[Value]:
         """Unroll a scan."""
         constants, carried = params["num_consts"], params["num_consts"] + params["num_carry"]
         carry, of_steps = given[constants:carried], given[carried:]
@@ -195,6 +196,10 @@ class Reader:
             self._made.append(_Made("stack", tuple(of_all), lines, (array,)))
             stacked.append(Value(array, len(self._made) - 1))
         return [*carry, *stacked]
+
+
+def _stated(x: Literal) -> Value:
+    return Value(x.val, number=_number(x.val))
 
 
 def _folded(program: Jaxpr, equation: JaxprEqn, given: Sequence[Value]) -> float | None:
@@ -254,7 +259,7 @@ def _number(x: Any) -> float | None:
     return float(x) if jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer) else None
 
 
-def _shown(x: Any) -> Any:
+def shown(x: Any) -> Any:
     """Return what the program returns of a result: the result, or the moments of a large one."""
     if not isinstance(x, jax.Array) or not _is_real(x):
         return jnp.zeros(0)
@@ -271,7 +276,7 @@ def _is_real(x: Any) -> bool:
     return any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
 
 
-def _moments(shown: Any) -> Moments:
+def moments_of(shown: Any) -> Moments:
     if isinstance(shown, Moments):
         size, finite, *rest = shown
         return Moments(int(size), int(finite), *map(float, rest))

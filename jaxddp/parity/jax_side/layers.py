@@ -26,6 +26,7 @@ from jaxddp.parity.port import Names, Port, Rule
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.torch_side.layers import LayerCalls
 from jaxddp.parity.torch_side.pool import torch_records
+from jaxddp.program import bound
 from jaxddp.state import Buffers, Params
 
 
@@ -131,7 +132,7 @@ def record_calls(
             port.flax_loss(listening_nnx(functional, values, calls, stack), batch)
         else:
             stack.enter_context(linen.intercept_methods(_heard_linen(calls)))
-            port.flax_loss(Bound(model, functional.variables(*values)), batch)
+            bound(port.flax_loss, key=jax.random.key(0))(Bound(model, functional.variables(*values)), batch)
 
 
 def listening_nnx(

@@ -1,7 +1,8 @@
 """Lines of a port at which its optax optimizer and its schedule are made."""
 
 import contextlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -15,12 +16,30 @@ from jaxddp.parity.jax_side.checked_step import side_of
 from jaxddp.parity.jax_side.equations import lines_of
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.operations import OptimizerLines, SourceLine, calling_lines, line_of_user
+from jaxddp.parity.operations import OptimizerLines, SourceLine, calling_lines, is_of_user, line_of_user
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import is_large_model
 from jaxddp.parity.user_code.stated import called_at
 
+Observe = Callable[[SourceLine, str, Any, Any, Any], None]
+
 _made: dict[int, tuple[Any, SourceLine]] = {}  # id of an `update` function -> the function, and the line that made it
+_observers: list[Observe] = []
+
+
+@contextlib.contextmanager
+def observing(observe: Observe) -> Iterator[None]:
+    """Within the `with` statement, tell of each update of a transformation that a user's line makes by itself.
+
+    Args:
+        observe: is given the line, the function that makes the transformation, the updates before and after, and the
+            new state.
+    """
+    _observers.append(observe)
+    try:
+        yield
+    finally:
+        _observers.remove(observe)
 
 
 def note_optimizers() -> None:
@@ -29,10 +48,12 @@ def note_optimizers() -> None:
 
     @wraps(make)
     def noted(kind: type, init: Any, update: Any) -> Any:
-        made = make(kind, init, update)
-        if (line := line_of_user(calling_lines())) is not None:
-            _made[id(update)] = update, line
-        return made
+        if (line := line_of_user(calling_lines())) is None:
+            return make(kind, init, update)
+        if maker := _maker():
+            update = _observed(update, line, maker)
+        _made[id(update)] = update, line
+        return make(kind, init, update)
 
     optax.GradientTransformation.__new__ = noted
 
@@ -40,6 +61,30 @@ def note_optimizers() -> None:
 def line_of_making(optimizer: Any) -> SourceLine | None:
     """Return the user's line that makes an optax transformation; None: unknown."""
     return _made.get(id(getattr(optimizer, "update", None)), (None, None))[1]
+
+
+def _maker() -> str:
+    """Return the name of the function that the user's line calls to make a transformation; "": another one makes it.
+
+    >>> _maker()
+    ''
+    """
+    frame = sys._getframe(2)
+    if is_of_user(frame.f_code.co_filename):  # GradientTransformation(init, update)
+        return optax.GradientTransformation.__name__
+    above = frame.f_back
+    return frame.f_code.co_name if above is not None and is_of_user(above.f_code.co_filename) else ""
+
+
+def _observed(update: Callable[..., Any], line: SourceLine, maker: str) -> Callable[..., Any]:
+    @wraps(update)
+    def observed(updates: Any, *args: Any, **kwargs: Any) -> Any:
+        returned = update(updates, *args, **kwargs)
+        for observe in _observers:
+            observe(line, maker, updates, *returned)
+        return returned
+
+    return observed
 
 
 def line_of_schedule(optimizer: optax.GradientTransformation, params: Any) -> SourceLine | None:

@@ -30,6 +30,7 @@ from jaxddp.parity.jax_side.widened import Context, can_run, in_float64, wide_op
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Port
 from jaxddp.parity.records import Tensors
+from jaxddp.program import bound
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step.options import options
 from jaxddp.step.replica_step import ReplicaStep
@@ -227,7 +228,7 @@ def pure_loss(port: Port, model: Any) -> tuple[AnyFunctional, LocalLoss]:
     functional = functional_of(model, port.flax_loss, partial(port.first_batch, "jax"), port.no_twin)
     if isinstance(functional, PlainFunctional):
         return functional, functional.local_loss(port.flax_loss)
-    loss_fn = partial(_losses, port)
+    loss_fn = partial(losses_of_port, port)
     if not isinstance(functional, Functional):
         return functional, functional.local_loss(loss_fn)
 
@@ -238,9 +239,10 @@ def pure_loss(port: Port, model: Any) -> tuple[AnyFunctional, LocalLoss]:
     return functional, local_loss
 
 
-def _losses(port: Port, model: Any, batch: Batch) -> Losses:
-    """Compute the port's loss as `Losses`."""
-    return as_losses(port.flax_loss(model, batch), "flax_loss")
+def losses_of_port(port: Port, model: Any, batch: Batch, key: jax.Array | None = None) -> Losses:
+    """Compute the port's loss as `Losses`; `key`: for a loss that asks for one."""
+    loss = port.flax_loss if key is None else bound(port.flax_loss, key=key)
+    return as_losses(loss(model, batch), "flax_loss")
 
 
 def optimizer_tensors(opt_state: Any, params: Params, to_torch: Callable[[Mapping[str, Any]], Tensors]) -> Tensors:
