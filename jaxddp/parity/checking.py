@@ -37,6 +37,7 @@ from jaxddp.parity.patch.proposals import with_patches
 from jaxddp.parity.port import Port, PortFile, PortSource
 from jaxddp.parity.processes import end_if_importing
 from jaxddp.parity.progress import CAUSES, COMPARE, DRAW, FLOAT32, FORCED, FREE, PATCHES, Progress
+from jaxddp.parity.rates import Rates, compare_rates
 from jaxddp.parity.records import Record, Records, total_loss
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
@@ -63,6 +64,7 @@ def check(
     flags: Sequence[str] = (),
     patch: bool = False,
     causes: bool = True,
+    total_steps: int | None = None,
 ) -> Report:
     """Check that a port trains exactly like its torch original, and explain the differences.
 
@@ -89,6 +91,8 @@ def check(
         flags: flags of a run file's options and of its trainers: `["--layers", "2", "--lr", "0.1"]`.
         patch: whether to look for edits of the JAX side's files that remove the differences; no file is changed.
         causes: whether to look for the causes of differences. The verdict does not depend on it, and takes less time.
+        total_steps: optimizer steps of the whole training, up to which the learning rates of both sides must be equal;
+            None: as the port says, or torch's scheduler shows.
 
     Returns:
         The report; errors in the port are among its problems and raise nothing here.
@@ -119,15 +123,17 @@ def check(
         context.callback(setattr, crew, "watch", lambda children: None)
         runs = Runs(case, crew, seed, progress)
         remarks: tuple[str, ...] = ()
+        rates = Rates()
         try:
             with stop.raising():  # a process starts only once the imports that all processes share are done
                 runs.in_float64()
                 runs, remarks = _with_wide_arrays(runs, case, crew)
+                rates = compare_rates(runs, crew, total_steps)
                 if numerics and len(runs.torch) and len(runs.jax):
                     runs.in_float32()
         except Stopped:
             crew.end()
-        report = report_on(runs, crew, started, patch, remarks, causes)
+        report = report_on(runs, crew, started, patch, remarks, causes, rates)
         if workers is None and math.isfinite(stop.left):
             crew.end(patience=min(ENDING, stop.left))  # the report must not wait for processes beyond the limit
         return report
@@ -156,6 +162,7 @@ def report_on(
     patch: bool = False,
     remarks: Sequence[str] = (),
     causes: bool = True,
+    rates: Rates = Rates(),  # noqa: B008
 ) -> Report:
     """Return the report on these runs.
 
@@ -166,6 +173,7 @@ def report_on(
         patch: whether to look for patches.
         remarks: sentences for the report.
         causes: whether to look for the causes of differences.
+        rates: comparison of the learning rates after the run.
     """
     progress, untried = runs.progress, [*runs.progress.untried()]
     with progress.stage(COMPARE):
@@ -215,7 +223,10 @@ def report_on(
         stages=evidence.judgement.results(alone=not differences),
         unseen=_unseen(runs),
         losses=_losses(runs),
-        differences=tuple(differences),
+        differences=(*differences, *rates.differences),
+        aspects=rates.aspects,
+        trials=rates.trials,
+        beyond=rates.beyond,
         numerics=numerics,
         intended=dict(runs.facts.intended),
         problems=tuple(problems),

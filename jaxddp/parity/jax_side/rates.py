@@ -1,0 +1,228 @@
+"""Comparison of the learning rates of a port's optax chain with torch's, at every step of a schedule.
+
+With its other state held, a right update at step t is lr(t) / lr(s) times that at step s of the run, in which both
+sides are equal. So the updates are compared with these, whatever the chain is made of.
+"""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import jax
+import numpy as np
+
+from jaxddp.parity.case_interface import AnyCase
+from jaxddp.parity.jax_side.checked_step import side_of
+from jaxddp.parity.jax_side.update_response import (
+    ROWS,
+    Response,
+    Sample,
+    counts_nothing,
+    programs_of,
+    response_of,
+    sampled,
+)
+from jaxddp.parity.lazy_arrays import Arrays
+from jaxddp.parity.processes import Tell
+from jaxddp.parity.rate_curves import (
+    ALLOWED,
+    UPDATE,
+    RateDifference,
+    RatesComparison,
+    TorchRates,
+    apart,
+    at,
+    chunks,
+    compare_numbers,
+)
+
+MOST_OWNERS = 8  # classes with counts, of which all subsets are tried
+# Names of hyperparameters in optax -> in torch's groups, and in words.
+RATE = "learning_rate"
+SHOWN = {
+    RATE: ("lr", "learning rate"),
+    "momentum": ("momentum", "momentum"),
+    "b1": ("beta1", "beta1"),
+    "b2": ("beta2", "beta2"),
+    "weight_decay": ("weight_decay", "weight decay"),
+}
+
+
+@dataclass(frozen=True)
+class CompareRates:
+    """A job that compares a port's rates with torch's.
+
+    Attributes:
+        case: model or port.
+        start: initial weights of the reference.
+        torch: torch's rates.
+    """
+
+    case: AnyCase
+    start: Arrays
+    torch: TorchRates
+
+    def run(self, tell: Tell) -> RatesComparison:
+        """Return the result of the comparison."""
+        tell("the optimizer's schedule")
+        result = RatesComparison(self.torch.last, constant=self.torch.is_constant)
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            side = side_of(self.case)
+            sample = sampled(side, self.start, self.torch.groups)
+            trained = [name for group in self.torch.groups for name in group]
+            for program in programs_of(self.case, side, self.start, trained):
+                if self.torch.is_constant and counts_nothing(program.state):
+                    continue
+                tell("the optimizer at every step")
+                chosen = sample.of(jax.eval_shape(program.step, program.state)[0])
+                response = response_of(program, chosen.elements)
+                OneOptimizer(self.torch, chosen, response, result, self.case.steps).compare()
+        return result
+
+
+class OneOptimizer:
+    """Comparison of one optimizer with what torch's rates give.
+
+    Args:
+        torch: torch's rates.
+        sample: the elements whose updates are compared.
+        response: their updates by step.
+        result: where differences are noted.
+        run: number of steps of the check's run, in which both sides are equal.
+    """
+
+    def __init__(self, torch: TorchRates, sample: Sample, response: Response, result: RatesComparison, run: int):
+        self._torch, self._sample, self._response, self._result = torch, sample, response, result
+        self._steps = response.steps(torch.steps)
+        self._of_run = self._steps[self._steps < run]
+        self._groups = [int(group) for group in np.unique(sample.groups)]
+        self._peaks = {group: np.maximum.accumulate(np.abs(torch.lr[group])) for group in self._groups}
+        # The step of the run with the highest rate, by group.
+        rates = {group: np.abs(torch.at(group, self._of_run)) for group in self._groups}
+        self._references = {group: int(self._of_run[np.argmax(x)]) for group, x in rates.items() if len(x)}
+        self._expected = self._scales = np.zeros(len(sample.groups))
+
+    def compare(self) -> None:
+        """Compare all steps."""
+        if len(self._of_run) < 2:
+            self._result.leave_out("The rates after this run were not compared: it has too few updates.")
+            return
+        owners = self._owners_of_rate()
+        if owners is not None:
+            self._compare_updates(owners)
+        elif not self._compare_shown():
+            self._result.leave_out(
+                "The rates after this run were not compared: in it the port's updates do not follow torch's learning "
+                "rate by a factor."
+            )
+
+    def _owners_of_rate(self) -> tuple[str, ...] | None:
+        """Return the classes whose counts drive the rate: as many as follow torch's rates over the run; None: none do.
+
+        The others drive bias corrections: with their counts set to the run's steps, the updates are not lr(t) u.
+        """
+        owners = self._response.owners
+        for size in range(min(len(owners), MOST_OWNERS), -1, -1):
+            for chosen in combinations(owners, size):
+                if self._follows(self._response.updates(self._of_run, chosen)[0]):
+                    return chosen
+        return None
+
+    def _follows(self, updates: np.ndarray) -> bool:
+        """Take the run's updates (n, elements) as the measure; return whether they follow torch's rates."""
+        groups, tensors = self._sample.groups, self._sample.tensors
+        places = {group: int(np.flatnonzero(self._of_run == self._references[group])[0]) for group in self._groups}
+        self._expected = np.asarray([updates[places[int(group)], k] for k, group in enumerate(groups)])
+        largest = {name: np.abs(self._expected[tensors == name]).max() for name in np.unique(tensors)}
+        self._scales = np.asarray([largest[name] for name in tensors])
+        return bool((self._residuals(self._of_run, updates) <= ALLOWED).all())
+
+    def _compare_updates(self, owners: tuple[str, ...]) -> None:
+        for owner in self._response.owners:
+            if owner not in owners and self._response.is_own(owner):
+                name = owner.rpartition(".")[2] or "the optimizer"
+                self._result.leave_out(f"What the count of {name} changes after this run was not compared.")
+        for part in chunks(len(self._steps), ROWS):
+            self._note(self._steps[part], self._response.updates(self._steps[part], owners)[0])
+        for group in self._groups:
+            if names := self._torch.changing(group):
+                self._not_followed(names)
+
+    def _note(self, steps: np.ndarray, updates: np.ndarray) -> None:
+        residuals = self._residuals(steps, updates)
+        self._forgive_others(steps, residuals)
+
+        def difference(place: int) -> RateDifference:
+            return self._difference(int(steps[place]), updates[place], residuals[place])
+
+        self._result.note(steps, residuals.max(axis=1, initial=0.0), difference)
+
+    def _residuals(self, steps: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        """Return |u(t) - lr(t) / lr(s) u(s)| of each element, relative to its tensor's largest so far."""
+        residuals = np.zeros(updates.shape)
+        for group in self._groups:
+            mine = (self._sample.groups == group) & (self._scales > 0)
+            reference = self._reference(group)
+            if not reference:
+                self._result.leave_out("The rates of a group whose rate is 0 in the whole run were not compared.")
+                continue
+            share = self._torch.at(group, steps) / reference
+            peak = at(self._peaks[group], steps) / abs(reference)
+            off = np.abs(updates[:, mine] - share[:, None] * self._expected[mine])
+            residuals[:, mine] = off / (np.where(peak > 0, peak, 1.0)[:, None] * self._scales[mine])
+        return np.nan_to_num(residuals, nan=np.inf)
+
+    def _reference(self, group: int) -> float:
+        return float(self._torch.at(group, np.asarray([self._references[group]]))[0])
+
+    def _forgive_others(self, steps: np.ndarray, residuals: np.ndarray) -> None:
+        """Leave out steps at which a torch number beside the rate has changed, since jax's then has to."""
+        for group in self._groups:
+            mine = self._sample.groups == group
+            late = steps >= self._torch.changes_from(group, self._references[group])
+            rows = np.flatnonzero(late & (residuals[:, mine] > ALLOWED).any(axis=1))
+            residuals[np.ix_(rows, np.flatnonzero(mine))] = 0.0
+
+    def _not_followed(self, names: list[str]) -> None:
+        words = " and ".join(word for name, word in SHOWN.values() if name in names)
+        self._result.leave_out(f"torch's {words} follows a schedule, with which jax's was not compared after this run.")
+
+    def _difference(self, step: int, update: np.ndarray, residuals: np.ndarray) -> RateDifference:
+        worst = int(np.argmax(residuals))
+        tensor, group = str(self._sample.tensors[worst]), int(self._sample.groups[worst])
+        mine = self._sample.tensors == tensor
+        expected, got = self._expected[mine], update[mine]
+        factor = float(expected @ got / (expected @ expected))
+        is_factor = np.abs(got - factor * expected).max() <= ALLOWED * self._scales[worst] * max(1.0, abs(factor))
+        rate = float(self._torch.at(group, np.asarray([step]))[0])
+        quantity = "learning rate" if is_factor else UPDATE
+        return RateDifference(step, tensor, quantity, rate, factor * self._reference(group), float(residuals[worst]))
+
+    def _compare_shown(self) -> bool:
+        """Compare the numbers that optax.inject_hyperparams shows; return whether they are those of the run."""
+        group, shown, torch = self._groups[0], self._response.shown, self._torch
+        if RATE not in shown or any(not np.array_equal(torch.lr[group], torch.lr[g]) for g in self._groups):
+            return False
+        known = {jax_name: names for jax_name, names in SHOWN.items() if self._has(jax_name, names[0])}
+        numbers = [
+            self._response.updates(self._steps[part], self._response.owners)[1]
+            for part in chunks(len(self._steps), ROWS)
+        ]
+        curves = dict(zip(shown, np.concatenate(numbers).T, strict=True))
+        pairs = {words: (self._curve(name), curves[of_jax]) for of_jax, (name, words) in known.items()}
+        run = slice(len(self._of_run))
+        if any((apart(x[run], y[run]) > ALLOWED).any() for x, y in pairs.values()):
+            return False
+        for words, pair in pairs.items():
+            compare_numbers(self._result, words, str(self._sample.tensors[0]), self._steps, *pair)
+        compared = {name for name, _ in known.values()}
+        if names := [name for g in self._groups for name in torch.changing(g) if name not in compared]:
+            self._not_followed(names)
+        return True
+
+    def _has(self, of_jax: str, of_torch: str) -> bool:
+        of_group = self._torch.others[self._groups[0]]
+        return of_jax in self._response.shown and (of_jax == RATE or of_torch in of_group)
+
+    def _curve(self, name: str) -> np.ndarray:
+        group = self._groups[0]
+        return at(self._torch.lr[group] if name == "lr" else self._torch.others[group][name], self._steps)

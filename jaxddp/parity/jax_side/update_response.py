@@ -1,0 +1,319 @@
+"""How a port's update depends on the step: its optimizer, with the counts in its state set to any step.
+
+The counts of an optimizer's state are its integers that grow by one per step. They are int64 here, so that schedules
+are computed in float64: optax would compute them in float32.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from jaxddp.data.micro_batches import MicroBatches
+from jaxddp.distributed.collectives import AXIS_NAME
+from jaxddp.parity.case_interface import AnyCase
+from jaxddp.parity.jax_side.custom_step import CustomStep
+from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
+from jaxddp.parity.jax_side.side import JaxSide
+from jaxddp.parity.jax_side.widened import in_float64
+from jaxddp.parity.lazy_arrays import Arrays
+from jaxddp.parity.rate_curves import SAMPLES, made_gradients
+from jaxddp.state import Params, TrainState
+
+PERIODS = 3  # updates from which the counts are known
+LONGEST = 64  # most steps between two updates of optax.MultiSteps
+ROWS = 4096  # steps that are computed at once
+# optax's states whose count drives nothing but a bias correction, which the run shows.
+CORRECTING = (
+    *("ScaleByAdamState", "ScaleByAmsgradState", "ScaleByBeliefState", "ScaleByLionState"),
+    "ScaleByNovogradState",
+)
+OPTAX = ("optax.", "jaxddp.")  # modules whose counts beside a schedule's are those of bias corrections
+
+
+class Program(NamedTuple):
+    """An optimizer as a function of its state.
+
+    Attributes:
+        state: the state before the first step.
+        step: state -> (updates by jax's names, the next state).
+    """
+
+    state: Any
+    step: Callable[[Any], tuple[Params, Any]]
+
+
+class Count(NamedTuple):
+    """A count in a state.
+
+    Attributes:
+        place: its number among the state's leaves.
+        owner: the class of the tuple that holds it.
+        first: its value at the first update.
+    """
+
+    place: int
+    owner: str
+    first: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Elements of the parameters, whose updates are looked at.
+
+    Attributes:
+        elements: name in jax -> flat places in its array.
+        tensors: torch's name of each element, in this order.
+        groups: number of torch's group of each.
+        places: flat place of each in torch's tensor.
+    """
+
+    elements: Mapping[str, np.ndarray]
+    tensors: np.ndarray
+    groups: np.ndarray
+    places: np.ndarray
+
+    def of(self, names: Mapping[str, Any]) -> "Sample":
+        """Return the elements of some of jax's parameters."""
+        keys = np.repeat([*self.elements], [len(places) for places in self.elements.values()])
+        kept = np.isin(keys, [*names])
+        elements = {name: places for name, places in self.elements.items() if name in names}
+        return Sample(elements, self.tensors[kept], self.groups[kept], self.places[kept])
+
+
+def sampled(side: JaxSide, start: Arrays, groups: Sequence[Sequence[str]]) -> Sample:
+    """Choose elements of the parameters in torch's groups, and find them in jax's arrays.
+
+    Args:
+        side: the jax side.
+        start: initial weights under torch's names.
+        groups: names of the parameters of each group.
+    """
+    params = side.from_torch(start)[0]
+    starts = np.cumsum([0, *(x.size for x in params.values())])[:-1]
+    numbers = {
+        name: first + np.arange(x.size, dtype=float).reshape(x.shape)
+        for first, (name, x) in zip(starts, params.items(), strict=True)
+    }
+    group_of = {name: number for number, names in enumerate(groups) for name in names}
+    each, rows = max(2, SAMPLES // max(1, len(group_of))), list[tuple[int, int, str, int]]()
+    for tensor, of_tensor in side.to_torch(numbers).items():
+        flat = np.asarray(of_tensor).reshape(-1)
+        for place in np.linspace(0, flat.size - 1, min(each, flat.size)).astype(int) if tensor in group_of else ():
+            leaf = int(np.searchsorted(starts, flat[place], side="right")) - 1
+            rows.append((leaf, int(flat[place] - starts[leaf]), tensor, int(place)))
+    rows.sort()
+    leaves, of_jax, tensors, places = (np.asarray(column) for column in zip(*rows, strict=True))
+    elements = {name: of_jax[leaves == leaf] for leaf, name in enumerate(params) if (leaves == leaf).any()}
+    return Sample(elements, tensors, np.asarray([group_of[name] for name in tensors]), places)
+
+
+def programs_of(case: AnyCase, side: JaxSide, start: Arrays, trained: Sequence[str]) -> Iterator[Program]:
+    """Yield the program of each optimizer of a case, on made gradients; of a `flax_step`, on the first batch.
+
+    Args:
+        case: model or port.
+        side: its jax side.
+        start: initial weights under torch's names.
+        trained: the parameters that torch's optimizers hold.
+    """
+    params, buffers = side.from_torch(start)
+    step = side.replica_step
+    if isinstance(step, CustomStep):
+        yield _of_custom_step(step, step.init(params, buffers), next(iter(case.batches())))
+        return
+    noise = made_gradients({name: start[name].shape for name in trained}, 0)
+    zeros = {name: np.zeros_like(x) for name, x in start.items() if name not in noise}
+    gradients = side.from_torch({**noise, **zeros}, adds=False)[0]
+    if isinstance(step, MultiLossStep):
+        step.init(params, buffers)  # makes the optimizers
+        for tree, optimizer in step.optimizers:
+            of_it = {name: params[name] for name in tree.paths}
+            nested, given = tree.nest(of_it), tree.nest({name: gradients[name] for name in tree.paths})
+            yield Program(optimizer.init(nested), partial(_updated, optimizer.update, given, nested, tree.flat))
+        return
+    yield Program(step.optimizer.init(params), partial(_updated, step.optimizer.update, gradients, params, dict))
+
+
+def _updated(
+    update: Callable[..., Any], gradients: Any, params: Any, flat: Callable[[Any], Params], state: Any
+) -> tuple[Params, Any]:
+    updates, state = update(gradients, state, params)
+    return flat(updates), state
+
+
+def _of_custom_step(step: CustomStep, state: TrainState, batch: MicroBatches) -> Program:
+    """Return the program of a whole step on the first replica's batch, from the same parameters each time."""
+    of_first = jax.tree.map(lambda x: jnp.asarray(x[0]), batch)
+
+    def alone(state: TrainState) -> tuple[Params, TrainState]:
+        after = step(state, of_first)[0]
+        updates = {name: x - state.params[name] for name, x in after.params.items()}
+        return updates, replace(after, params=state.params, buffers=state.buffers)
+
+    def of_replica(state: TrainState) -> tuple[Params, TrainState]:
+        results = jax.vmap(lambda _: alone(state), axis_name=AXIS_NAME)(jnp.zeros(1))
+        return jax.tree.map(lambda x: x[0], results)  # type: ignore[no-any-return]
+
+    return Program(state, of_replica)
+
+
+@dataclass(frozen=True)
+class Response:
+    """Elements of an optimizer's update as a function of its counts.
+
+    Attributes:
+        counts: the counts of its state.
+        leaves: the state's leaves, with every count at a late step.
+        period: steps between two updates: 1, or those of optax.MultiSteps.
+        shown: names of hyperparameters that the state shows once.
+        run: (counts' values, (ROWS, counts)) -> elements (ROWS, elements), and hyperparameters (ROWS, shown).
+    """
+
+    counts: tuple[Count, ...]
+    leaves: Sequence[Any]
+    period: int
+    shown: tuple[str, ...]
+    run: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Classes that hold the counts, each once."""
+        return tuple(dict.fromkeys(count.owner for count in self.counts))
+
+    def is_own(self, owner: str) -> bool:
+        """Return whether a class is the user's, or the training state, whose step a `flax_step` may read."""
+        return not owner.startswith(OPTAX) or owner.endswith(f".{TrainState.__name__}")
+
+    def steps(self, count: int) -> np.ndarray:
+        """Return the steps below `count` at which the optimizer makes an update."""
+        return np.arange(self.period - 1, count, self.period)
+
+    def updates(self, steps: np.ndarray, owners: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the updates (n, elements) and the hyperparameters (n, shown) at some steps at which it updates.
+
+        Args:
+            steps: (n,).
+            owners: classes whose counts are set to the step; the others are held.
+        """
+        held = np.asarray([int(self.leaves[count.place]) for count in self.counts], np.int64)
+        made = steps // self.period
+        columns = [
+            made + count.first if count.owner in owners else np.full(len(steps), value)
+            for count, value in zip(self.counts, held, strict=True)
+        ]
+        rows = np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((len(steps), 0), np.int64)
+        padded = np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % ROWS, axis=0)])
+        parts = [self.run(part) for part in np.split(padded, len(padded) // ROWS)]
+        updates, numbers = (np.concatenate(of_kind)[: len(steps)] for of_kind in zip(*parts, strict=True))
+        return updates, numbers
+
+
+def counts_nothing(state: Any) -> bool:
+    """Return whether the integers in a state are those of optax's bias corrections alone.
+
+    >>> import optax
+    >>> [counts_nothing(optimizer.init({})) for optimizer in (optax.adam(0.1), optax.adam(lambda count: 0.1))]
+    [True, False]
+    """
+    leaves = zip(jax.tree.leaves(state), _owners(state), strict=True)
+    owners = [owner for x, owner in leaves if jnp.issubdtype(jnp.result_type(x), jnp.integer)]
+    return all(owner.startswith(OPTAX[0]) and owner.rpartition(".")[2] in CORRECTING for owner in owners)
+
+
+def response_of(program: Program, elements: Mapping[str, np.ndarray]) -> Response:
+    """Return the response of an optimizer.
+
+    Args:
+        program: the optimizer.
+        elements: name of a parameter in jax -> flat places of the elements to look at.
+    """
+    step = jax.jit(program.step)
+    states = [program.state]
+    place = _mini_step(program.state)
+    period = 0
+    while not period or len(states) < PERIODS * period:
+        states.append(step(states[-1])[1])
+        if not period and (place is None or _leaf(states[-1], place) == _leaf(states[0], place)):
+            period = len(states) - 1
+        if len(states) > LONGEST and not period:
+            raise ValueError(f"optax.MultiSteps makes no update in {LONGEST} steps")
+    at_update = states[period - 1 :: period][:PERIODS]
+    counts = [*_counts(at_update)]
+    leaves, structure = jax.tree.flatten(at_update[-1])
+    shown = tuple(_hyperparameters(program.step(at_update[-1])[1]))
+
+    def elements_at(row: Any, leaves: Sequence[Any]) -> tuple[Any, Any]:
+        changed = list(leaves)
+        for count, value in zip(counts, row, strict=True):
+            changed[count.place] = value
+        updates, after = program.step(jax.tree.unflatten(structure, changed))
+        chosen = [updates[name].reshape(-1)[places] for name, places in elements.items()]
+        numbers = _hyperparameters(after)
+        return jnp.concatenate(chosen), jnp.asarray([numbers[name] for name in shown], float)
+
+    compiled = _compiled(elements_at, len(counts), leaves)
+
+    def run(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        updates, numbers = compiled(jnp.asarray(rows), leaves)
+        return np.asarray(updates, float), np.asarray(numbers, float)
+
+    return Response(tuple(counts), leaves, period, shown, run)
+
+
+def _compiled(function: Callable[..., Any], counts: int, leaves: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a function of counts for many of their values; casts of optax to float32 are lifted where jax allows."""
+    rows = jnp.zeros((ROWS, counts), jnp.int64)
+    mapped = jax.vmap(function, (0, None))
+    try:
+        with in_float64((), True, ("optax.",)):
+            return jax.jit(mapped).lower(rows, leaves).compile()
+    except Exception:  # it may refuse mixed dtypes
+        return jax.jit(lambda *args: mapped(*args)).lower(rows, leaves).compile()
+
+
+def _counts(states: Sequence[Any]) -> Iterator[Count]:
+    """Yield the integers that grow by one from each state to the next."""
+    owners = [*_owners(states[0])]
+    for place, values in enumerate(zip(*map(jax.tree.leaves, states), strict=True)):
+        if np.ndim(values[0]) or not jnp.issubdtype(jnp.result_type(values[0]), jnp.integer):
+            continue
+        numbers = [int(x) for x in values]
+        if np.all(np.diff(numbers) == 1):
+            yield Count(place, owners[place], numbers[0])
+
+
+def _owners(node: Any, owner: str = "") -> Iterator[str]:
+    """Yield for each leaf of a state the full name of the innermost class that holds it."""
+    children, kind = jax.tree_util.default_registry.flatten_one_level(node) or (None, None), type(node)
+    if children[0] is None:
+        yield owner
+        return
+    own = not isinstance(node, dict | list) and kind is not tuple
+    for child in children[0]:
+        yield from _owners(child, f"{kind.__module__}.{kind.__qualname__}" if own else owner)
+
+
+def _mini_step(state: Any) -> int | None:
+    """Return the place of the micro-step of optax.MultiSteps among the leaves; None: there is none."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+    names = [getattr(path[-1], "name", "") if path else "" for path in paths]
+    return names.index("mini_step") if "mini_step" in names else None
+
+
+def _leaf(state: Any, place: int) -> int:
+    return int(jax.tree.leaves(state)[place])
+
+
+def _hyperparameters(state: Any) -> dict[str, Any]:
+    """Return the hyperparameters that optax.inject_hyperparams shows in a state, but for names that it has twice."""
+    shown: dict[str, list[Any]] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        names = [getattr(key, "name", getattr(key, "key", None)) for key in path]
+        if "hyperparams" in names and np.shape(leaf) == ():
+            shown.setdefault(str(names[-1]), []).append(leaf)
+    return {name: values[0] for name, values in shown.items() if len(values) == 1}
