@@ -13,9 +13,11 @@ import numpy as np
 ALLOWED = 1e-6
 BEYOND = 10  # rates are compared for so many times a schedule's length ...
 MOST = 200_000  # ... but for no more steps than these, unless the length itself is larger
-OPEN = 100_000  # steps for schedules that show no length
-SAMPLES = 256  # elements of the model whose updates are looked at
+OPEN = 20_000  # steps for schedules that show no length
+CHOSEN = 200  # steps at which whole updates are compared
+SAMPLES = 64  # elements of the model whose updates are looked at
 UPDATE = "update"
+UPDATES = 3  # made updates, the last of which is looked at
 OTHERS = ("momentum", "betas", "weight_decay")  # what else a scheduler may change in a group
 
 
@@ -109,6 +111,7 @@ class RatesComparison:
         worst: the largest residual up to `last` of what does not differ, its step and its tensor.
         why_not: what was not compared, and why, each in a sentence.
         constant: neither side changes its rate.
+        alone: each optimizer's update is a function of its state and of gradients, for `UpdatesAt`.
     """
 
     last: int | None
@@ -117,6 +120,7 @@ class RatesComparison:
     worst: tuple[float, int, str] = (0.0, 0, "")
     why_not: list[str] = field(default_factory=list)
     constant: bool = False
+    alone: bool = True
 
     def note(self, steps: np.ndarray, residuals: np.ndarray, difference: Callable[[int], RateDifference]) -> None:
         """Note residuals.
@@ -182,7 +186,7 @@ def apart(torch: np.ndarray, jax: np.ndarray) -> np.ndarray:
 
 
 def made_gradients(shapes: Mapping[str, Sequence[int]], number: int) -> dict[str, np.ndarray]:
-    """Return gradients that look like noise, the same on both sides: by name, of the given shapes.
+    """Return the gradients of an update, by name, of the given shapes: noise, the same on both sides.
 
     >>> made_gradients({"w": (2,)}, 0)["w"].round(3)
     array([ 0.126, -0.132])
@@ -191,6 +195,51 @@ def made_gradients(shapes: Mapping[str, Sequence[int]], number: int) -> dict[str
         name: np.random.default_rng((number, place)).normal(size=tuple(shape))
         for place, (name, shape) in enumerate(sorted(shapes.items()))
     }
+
+
+def places_of(size: int, tensors: int) -> np.ndarray:
+    """Return the flat places of a tensor's elements whose updates are looked at.
+
+    Args:
+        size: number of its elements.
+        tensors: number of tensors of the model.
+
+    >>> places_of(1000, 100)
+    array([  0, 999])
+    """
+    return np.unique(np.linspace(0, size - 1, min(size, max(2, SAMPLES // tensors))).astype(int))
+
+
+def chosen_steps(torch: TorchRates, run: int) -> tuple[int, ...]:
+    """Return steps at which whole updates are compared: those of the run, at torch's jumps, and on a grid.
+
+    Args:
+        torch: torch's rates.
+        run: number of steps of the check's run.
+
+    >>> jump = np.where(np.arange(2000) < 700, 0.1, 0.01)
+    >>> {699, 700, 701} <= {*chosen_steps(TorchRates(lr=(jump,), others=({},), last=1999, steps=2000), 10)}
+    True
+    """
+    curves = [*torch.lr, *(curve for others in torch.others for curve in others.values())]
+    grid = [np.geomspace(1, torch.steps, CHOSEN // 2), np.linspace(0, torch.steps - 1, CHOSEN // 4)]
+    for curve in (curve for curve in curves if len(curve) > 2):
+        largest = np.argsort(-np.abs(np.diff(curve, 2)), kind="stable")[: CHOSEN // 8]
+        grid += [largest + shift for shift in (0, 1, 2)]
+    ends = [] if torch.last is None else [[torch.last, torch.last + 1]]
+    steps = np.concatenate([np.arange(run), *grid, *ends]).astype(int)
+    return tuple(int(step) for step in np.unique(steps[steps < torch.steps]))
+
+
+def steps_between(steps: Sequence[int], first: int, run: int) -> tuple[int, ...]:
+    """Return the run's steps, and `CHOSEN` steps from the one before the first that differs to this one.
+
+    >>> steps_between((0, 1, 2, 10, 20), 20, 2)[:5]
+    (0, 1, 10, 11, 12)
+    """
+    before = steps[steps.index(first) - 1]
+    between = np.linspace(before, first, min(CHOSEN, first - before + 1)).astype(int)
+    return tuple(int(step) for step in np.unique([*range(run), *between]))
 
 
 def chunks(count: int, size: int) -> Iterator[np.ndarray]:

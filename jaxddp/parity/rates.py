@@ -1,25 +1,31 @@
 """Compare the learning rates of both sides beyond the run of a check, to the end of their schedules."""
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
+from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.catalogue import EDITS
 from jaxddp.parity.coverage import Aspect, Beyond, Trial
 from jaxddp.parity.findings import Cause, Difference
 from jaxddp.parity.jax_side.optimizer_line import JaxOptimizerLine
-from jaxddp.parity.jax_side.rates import CompareRates
+from jaxddp.parity.jax_side.rates import CompareRates, CompareUpdates
+from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.operations import Lines, OptimizerLines
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.quote import Quote
-from jaxddp.parity.rate_curves import ALLOWED, RateDifference, RatesComparison, TorchRates
+from jaxddp.parity.rate_curves import ALLOWED, RateDifference, RatesComparison, TorchRates, chosen_steps, steps_between
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side.optimizer_line import TorchOptimizerLine
 from jaxddp.parity.torch_side.rates import ReadTorchRates
+from jaxddp.parity.torch_side.updates_at import UpdatesAt
 from jaxddp.parity.workers import Workers
 
 NAME = "rates"
 FAULT = "schedule"
 STAGES = ("update", "hyperparameters")  # where one of these differs, no rates of the run are alike
+ROUNDS = 3  # of chosen steps, each between two of the last
 UNEQUAL = "The rates after this run were not compared, because the updates differ in it."
 
 
@@ -33,7 +39,7 @@ class Rates(NamedTuple):
         trials: the steps after the end, if they were compared.
     """
 
-    aspects: dict[str, Aspect] = {}
+    aspects: Mapping[str, Aspect] = MappingProxyType({})
     differences: tuple[Difference, ...] = ()
     beyond: tuple[Beyond, ...] = ()
     trials: tuple[Trial, ...] = ()
@@ -55,8 +61,7 @@ def compare_rates(runs: Runs, workers: Workers, total_steps: int | None) -> Rate
         (torch,) = workers.torch.do(ReadTorchRates(runs.case.torch_source, runs.case.steps, total_steps))
         if why := torch.why_not or _unlike_run(torch, runs):
             return not_compared(f"The rates after this run were not compared: {why}.")
-        result = workers.jax.do(CompareRates(runs.case, runs.start, torch))
-        return _rates(runs, workers, torch, result)
+        return _rates(runs, workers, torch, compared(runs.case, runs.start, workers, torch))
     except ChildError as error:
         workers.end_after(error)
         return not_compared(f"The rates after this run were not compared: {error.what}")
@@ -75,6 +80,35 @@ def _unlike_run(torch: TorchRates, runs: Runs) -> str:
         if len(of_run) != len(alone) or not all(map(math.isclose, of_run, alone)):
             return f"stepped alone, torch's scheduler gives other rates than in the run, first at step {step}"
     return ""
+
+
+def compared(case: AnyCase, start: Arrays, workers: Workers, torch: TorchRates) -> RatesComparison:
+    """Compare a port's rates with torch's at every step, or where they cannot be read alone its updates at some steps.
+
+    Args:
+        case: model or port.
+        start: initial weights of the reference.
+        workers: processes of both sides.
+        torch: torch's rates.
+
+    Raises:
+        ChildError: a side fails.
+    """
+    result: RatesComparison = workers.jax.do(CompareRates(case, start, torch))
+    if not result.why_not or not result.alone or result.within is not None or result.after is not None:
+        return result
+    steps = chosen_steps(torch, case.steps)
+    for _ in range(ROUNDS):
+        (updates,) = workers.torch.do(UpdatesAt(case.torch_source, start, torch, steps, case.steps))
+        of_updates: RatesComparison | None = workers.jax.do(CompareUpdates(case, start, torch, steps, updates))
+        if of_updates is None:
+            return result
+        first = of_updates.within or of_updates.after
+        result = of_updates
+        if first is None or steps[steps.index(first.step) - 1] == first.step - 1:
+            break
+        steps = steps_between(steps, first.step, case.steps)
+    return result
 
 
 def _rates(runs: Runs, workers: Workers, torch: TorchRates, result: RatesComparison) -> Rates:

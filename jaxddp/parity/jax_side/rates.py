@@ -4,6 +4,7 @@ With its other state held, a right update at step t is lr(t) / lr(s) times that 
 sides are equal. So the updates are compared with these, whatever the chain is made of.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -14,6 +15,7 @@ from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.jax_side.checked_step import side_of
 from jaxddp.parity.jax_side.update_response import (
     ROWS,
+    Program,
     Response,
     Sample,
     counts_nothing,
@@ -65,6 +67,7 @@ class CompareRates:
         """Return the result of the comparison."""
         tell("the optimizer's schedule")
         result = RatesComparison(self.torch.last, constant=self.torch.is_constant)
+        result.alone = getattr(self.case, "port", None) is None or self.case.port.flax_step is None
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             side = side_of(self.case)
             sample = sampled(side, self.start, self.torch.groups)
@@ -72,11 +75,17 @@ class CompareRates:
             for program in programs_of(self.case, side, self.start, trained):
                 if self.torch.is_constant and counts_nothing(program.state):
                     continue
+                result.constant = False
                 tell("the optimizer at every step")
-                chosen = sample.of(jax.eval_shape(program.step, program.state)[0])
-                response = response_of(program, chosen.elements)
+                chosen, response = looked_at(program, sample)
                 OneOptimizer(self.torch, chosen, response, result, self.case.steps).compare()
         return result
+
+
+def looked_at(program: Program, sample: Sample) -> tuple[Sample, Response]:
+    """Return the elements of the parameters that an optimizer updates, and its response."""
+    chosen = sample.of(jax.eval_shape(program.step, program.gradients(0), program.state)[0])
+    return chosen, response_of(program, chosen.elements)
 
 
 class OneOptimizer:
@@ -93,6 +102,8 @@ class OneOptimizer:
     def __init__(self, torch: TorchRates, sample: Sample, response: Response, result: RatesComparison, run: int):
         self._torch, self._sample, self._response, self._result = torch, sample, response, result
         self._steps = response.steps(torch.steps)
+        if torch.last is not None:  # the first update at or after the end is still before it
+            result.last = torch.last + response.period - 1
         self._of_run = self._steps[self._steps < run]
         self._groups = [int(group) for group in np.unique(sample.groups)]
         self._peaks = {group: np.maximum.accumulate(np.abs(torch.lr[group])) for group in self._groups}
@@ -137,10 +148,13 @@ class OneOptimizer:
         return bool((self._residuals(self._of_run, updates) <= ALLOWED).all())
 
     def _compare_updates(self, owners: tuple[str, ...]) -> None:
-        for owner in self._response.owners:
-            if owner not in owners and self._response.is_own(owner):
-                name = owner.rpartition(".")[2] or "the optimizer"
-                self._result.leave_out(f"What the count of {name} changes after this run was not compared.")
+        others = [x for x in self._response.owners if x not in owners and not self._response.corrects(x)]
+        if others:
+            name = others[0].rpartition(".")[2] or "the optimizer's state"
+            self._result.leave_out(
+                f"The rates after this run were not compared: the count of {name} drives more than the learning rate."
+            )
+            return
         for part in chunks(len(self._steps), ROWS):
             self._note(self._steps[part], self._response.updates(self._steps[part], owners)[0])
         for group in self._groups:
@@ -190,9 +204,7 @@ class OneOptimizer:
         worst = int(np.argmax(residuals))
         tensor, group = str(self._sample.tensors[worst]), int(self._sample.groups[worst])
         mine = self._sample.tensors == tensor
-        expected, got = self._expected[mine], update[mine]
-        factor = float(expected @ got / (expected @ expected))
-        is_factor = np.abs(got - factor * expected).max() <= ALLOWED * self._scales[worst] * max(1.0, abs(factor))
+        factor, is_factor = as_factor(update[mine], self._expected[mine], self._scales[worst])
         rate = float(self._torch.at(group, np.asarray([step]))[0])
         quantity = "learning rate" if is_factor else UPDATE
         return RateDifference(step, tensor, quantity, rate, factor * self._reference(group), float(residuals[worst]))
@@ -226,3 +238,70 @@ class OneOptimizer:
     def _curve(self, name: str) -> np.ndarray:
         group = self._groups[0]
         return at(self._torch.lr[group] if name == "lr" else self._torch.others[group][name], self._steps)
+
+
+@dataclass(frozen=True)
+class CompareUpdates:
+    """A job that compares a port's updates at some steps with those of torch's optimizer, element by element.
+
+    Every count is set to the step on both sides; state and gradients are made, the same on both.
+
+    Attributes:
+        case: model or port.
+        start: initial weights of the reference.
+        torch: torch's rates.
+        steps: the steps, ascending, those of the run first.
+        updates: torch's updates by tensor, (steps, elements), see `jaxddp.parity.torch_side.updates_at`.
+    """
+
+    case: AnyCase
+    start: Arrays
+    torch: TorchRates
+    steps: tuple[int, ...]
+    updates: Mapping[str, np.ndarray]
+
+    def run(self, tell: Tell) -> RatesComparison | None:
+        """Return the result; None if not even the updates at the run's steps are equal."""
+        tell("the optimizer at chosen steps")
+        result, steps = RatesComparison(self.torch.last), np.asarray(self.steps)
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            side = side_of(self.case)
+            sample = sampled(side, self.start, self.torch.groups)
+            trained = [name for group in self.torch.groups for name in group]
+            for program in programs_of(self.case, side, self.start, trained):
+                chosen, response = looked_at(program, sample)
+                if response.period != 1:
+                    return None
+                jax_updates = response.updates(steps, response.owners)[0]
+                torch_updates = chosen.of_tensors(self.updates)
+                if not self._compare(chosen, torch_updates, jax_updates, result):
+                    return None
+        return result
+
+    def _compare(self, chosen: Sample, torch: np.ndarray, jax: np.ndarray, result: RatesComparison) -> bool:
+        largest = np.stack([np.abs(torch[:, chosen.tensors == name]).max(axis=1) for name in chosen.tensors], axis=1)
+        scale = np.maximum.accumulate(largest, axis=0)
+        steps = np.asarray(self.steps)
+        residuals = np.nan_to_num(np.abs(jax - torch) / np.where(scale > 0, scale, 1.0), nan=np.inf)
+        if not (residuals[steps < self.case.steps] <= ALLOWED).all():
+            return False
+
+        def difference(place: int) -> RateDifference:
+            worst = int(np.argmax(residuals[place]))
+            mine = chosen.tensors == chosen.tensors[worst]
+            group, step = int(chosen.groups[worst]), steps[[place]]
+            rate = float(self.torch.at(group, step)[0])
+            factor, is_factor = as_factor(jax[place, mine], torch[place, mine], float(scale[place, worst]))
+            quantity = "learning rate" if is_factor else UPDATE
+            of_tensor = int(step[0]), str(chosen.tensors[worst]), quantity
+            return RateDifference(*of_tensor, rate, factor * rate, float(residuals[place, worst]))
+
+        result.note(steps, residuals.max(axis=1), difference)
+        return True
+
+
+def as_factor(update: np.ndarray, expected: np.ndarray, scale: float) -> tuple[float, bool]:
+    """Return the factor by which an expected update (n,) is nearest to another, and whether it is that alone."""
+    square = float(expected @ expected)
+    factor = float(expected @ update) / square if square else 0.0
+    return factor, bool(np.abs(update - factor * expected).max() <= ALLOWED * scale * max(1.0, abs(factor)))

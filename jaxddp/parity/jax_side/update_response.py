@@ -15,16 +15,17 @@ from jax import numpy as jnp
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.collectives import AXIS_NAME
+from jaxddp.nn.model_tree import TreeMap
 from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.jax_side.custom_step import CustomStep
+from jaxddp.parity.jax_side.excerpt_program import QUICKLY
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.jax_side.widened import in_float64
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.rate_curves import SAMPLES, made_gradients
+from jaxddp.parity.rate_curves import UPDATES, made_gradients, places_of
 from jaxddp.state import Params, TrainState
 
-PERIODS = 3  # updates from which the counts are known
 LONGEST = 64  # most steps between two updates of optax.MultiSteps
 ROWS = 4096  # steps that are computed at once
 # optax's states whose count drives nothing but a bias correction, which the run shows.
@@ -32,7 +33,7 @@ CORRECTING = (
     *("ScaleByAdamState", "ScaleByAmsgradState", "ScaleByBeliefState", "ScaleByLionState"),
     "ScaleByNovogradState",
 )
-OPTAX = ("optax.", "jaxddp.")  # modules whose counts beside a schedule's are those of bias corrections
+OPTAX, JAXDDP = "optax.", "jaxddp.optim."
 
 
 class Program(NamedTuple):
@@ -40,11 +41,13 @@ class Program(NamedTuple):
 
     Attributes:
         state: the state before the first step.
-        step: state -> (updates by jax's names, the next state).
+        step: (gradients, state) -> (updates by jax's names, the next state).
+        gradients: number of a step -> its gradients.
     """
 
     state: Any
-    step: Callable[[Any], tuple[Params, Any]]
+    step: Callable[[Any, Any], tuple[Params, Any]]
+    gradients: Callable[[int], Any]
 
 
 class Count(NamedTuple):
@@ -84,6 +87,14 @@ class Sample:
         elements = {name: places for name, places in self.elements.items() if name in names}
         return Sample(elements, self.tensors[kept], self.groups[kept], self.places[kept])
 
+    def of_tensors(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return (n, elements) from arrays (n, places) of torch's tensors, whose places are `places_of`."""
+        columns = []
+        for tensor, place in zip(self.tensors, self.places, strict=True):
+            places = np.unique(self.places[self.tensors == tensor])
+            columns.append(arrays[tensor][:, np.searchsorted(places, place)])
+        return np.stack(columns, axis=1)
+
 
 def sampled(side: JaxSide, start: Arrays, groups: Sequence[Sequence[str]]) -> Sample:
     """Choose elements of the parameters in torch's groups, and find them in jax's arrays.
@@ -100,10 +111,10 @@ def sampled(side: JaxSide, start: Arrays, groups: Sequence[Sequence[str]]) -> Sa
         for first, (name, x) in zip(starts, params.items(), strict=True)
     }
     group_of = {name: number for number, names in enumerate(groups) for name in names}
-    each, rows = max(2, SAMPLES // max(1, len(group_of))), list[tuple[int, int, str, int]]()
+    rows: list[tuple[int, int, str, int]] = []
     for tensor, of_tensor in side.to_torch(numbers).items():
         flat = np.asarray(of_tensor).reshape(-1)
-        for place in np.linspace(0, flat.size - 1, min(each, flat.size)).astype(int) if tensor in group_of else ():
+        for place in places_of(flat.size, len(group_of)) if tensor in group_of else ():
             leaf = int(np.searchsorted(starts, flat[place], side="right")) - 1
             rows.append((leaf, int(flat[place] - starts[leaf]), tensor, int(place)))
     rows.sort()
@@ -126,21 +137,29 @@ def programs_of(case: AnyCase, side: JaxSide, start: Arrays, trained: Sequence[s
     if isinstance(step, CustomStep):
         yield _of_custom_step(step, step.init(params, buffers), next(iter(case.batches())))
         return
-    noise = made_gradients({name: start[name].shape for name in trained}, 0)
-    zeros = {name: np.zeros_like(x) for name, x in start.items() if name not in noise}
-    gradients = side.from_torch({**noise, **zeros}, adds=False)[0]
-    if isinstance(step, MultiLossStep):
-        step.init(params, buffers)  # makes the optimizers
-        for tree, optimizer in step.optimizers:
-            of_it = {name: params[name] for name in tree.paths}
-            nested, given = tree.nest(of_it), tree.nest({name: gradients[name] for name in tree.paths})
-            yield Program(optimizer.init(nested), partial(_updated, optimizer.update, given, nested, tree.flat))
+
+    def gradients(number: int) -> Params:
+        noise = made_gradients({name: start[name].shape for name in trained}, number)
+        zeros = {name: np.zeros_like(x) for name, x in start.items() if name not in noise}
+        return side.from_torch({**noise, **zeros}, adds=False)[0]
+
+    if not isinstance(step, MultiLossStep):
+        yield Program(step.optimizer.init(params), partial(_updated, step.optimizer.update, params, dict), gradients)
         return
-    yield Program(step.optimizer.init(params), partial(_updated, step.optimizer.update, gradients, params, dict))
+    step.init(params, buffers)  # makes the optimizers
+    for tree, optimizer in step.optimizers:
+        nested = tree.nest({name: params[name] for name in tree.paths})
+        of_tree = partial(_of_tree, tree, gradients)
+        yield Program(optimizer.init(nested), partial(_updated, optimizer.update, nested, tree.flat), of_tree)
+
+
+def _of_tree(tree: TreeMap, gradients: Callable[[int], Params], number: int) -> Any:
+    of_all = gradients(number)
+    return tree.nest({name: of_all[name] for name in tree.paths})
 
 
 def _updated(
-    update: Callable[..., Any], gradients: Any, params: Any, flat: Callable[[Any], Params], state: Any
+    update: Callable[..., Any], params: Any, flat: Callable[[Any], Params], gradients: Any, state: Any
 ) -> tuple[Params, Any]:
     updates, state = update(gradients, state, params)
     return flat(updates), state
@@ -155,11 +174,11 @@ def _of_custom_step(step: CustomStep, state: TrainState, batch: MicroBatches) ->
         updates = {name: x - state.params[name] for name, x in after.params.items()}
         return updates, replace(after, params=state.params, buffers=state.buffers)
 
-    def of_replica(state: TrainState) -> tuple[Params, TrainState]:
+    def of_replica(_: None, state: TrainState) -> tuple[Params, TrainState]:
         results = jax.vmap(lambda _: alone(state), axis_name=AXIS_NAME)(jnp.zeros(1))
         return jax.tree.map(lambda x: x[0], results)  # type: ignore[no-any-return]
 
-    return Program(state, of_replica)
+    return Program(state, of_replica, lambda _: None)
 
 
 @dataclass(frozen=True)
@@ -185,9 +204,11 @@ class Response:
         """Classes that hold the counts, each once."""
         return tuple(dict.fromkeys(count.owner for count in self.counts))
 
-    def is_own(self, owner: str) -> bool:
-        """Return whether a class is the user's, or the training state, whose step a `flax_step` may read."""
-        return not owner.startswith(OPTAX) or owner.endswith(f".{TrainState.__name__}")
+    @staticmethod
+    def corrects(owner: str) -> bool:
+        """Return whether the count of a class drives nothing but bias corrections, and torch's own momenta."""
+        module, _, name = owner.rpartition(".")
+        return (module.startswith(OPTAX) and name in CORRECTING) or module.startswith(JAXDDP)
 
     def steps(self, count: int) -> np.ndarray:
         """Return the steps below `count` at which the optimizer makes an update."""
@@ -222,7 +243,7 @@ def counts_nothing(state: Any) -> bool:
     """
     leaves = zip(jax.tree.leaves(state), _owners(state), strict=True)
     owners = [owner for x, owner in leaves if jnp.issubdtype(jnp.result_type(x), jnp.integer)]
-    return all(owner.startswith(OPTAX[0]) and owner.rpartition(".")[2] in CORRECTING for owner in owners)
+    return all(Response.corrects(owner) and not owner.startswith(JAXDDP) for owner in owners)
 
 
 def response_of(program: Program, elements: Mapping[str, np.ndarray]) -> Response:
@@ -232,48 +253,49 @@ def response_of(program: Program, elements: Mapping[str, np.ndarray]) -> Respons
         program: the optimizer.
         elements: name of a parameter in jax -> flat places of the elements to look at.
     """
-    step = jax.jit(program.step)
+    advance = jax.jit(lambda *args: program.step(*args)[1], compiler_options=QUICKLY)
     states = [program.state]
     place = _mini_step(program.state)
     period = 0
-    while not period or len(states) < PERIODS * period:
-        states.append(step(states[-1])[1])
+    while not period or len(states) < UPDATES * period:
+        states.append(advance(program.gradients(len(states) - 1), states[-1]))
         if not period and (place is None or _leaf(states[-1], place) == _leaf(states[0], place)):
             period = len(states) - 1
         if len(states) > LONGEST and not period:
             raise ValueError(f"optax.MultiSteps makes no update in {LONGEST} steps")
-    at_update = states[period - 1 :: period][:PERIODS]
+    at_update = states[period - 1 :: period][:UPDATES]
     counts = [*_counts(at_update)]
     leaves, structure = jax.tree.flatten(at_update[-1])
-    shown = tuple(_hyperparameters(program.step(at_update[-1])[1]))
+    gradients = program.gradients(UPDATES * period - 1)
+    shown = tuple(_hyperparameters(jax.eval_shape(program.step, gradients, at_update[-1])[1]))
 
-    def elements_at(row: Any, leaves: Sequence[Any]) -> tuple[Any, Any]:
+    def elements_at(row: Any, leaves: Sequence[Any], gradients: Any) -> tuple[Any, Any]:
         changed = list(leaves)
         for count, value in zip(counts, row, strict=True):
             changed[count.place] = value
-        updates, after = program.step(jax.tree.unflatten(structure, changed))
+        updates, after = program.step(gradients, jax.tree.unflatten(structure, changed))
         chosen = [updates[name].reshape(-1)[places] for name, places in elements.items()]
         numbers = _hyperparameters(after)
         return jnp.concatenate(chosen), jnp.asarray([numbers[name] for name in shown], float)
 
-    compiled = _compiled(elements_at, len(counts), leaves)
+    compiled = _compiled(elements_at, len(counts), leaves, gradients)
 
     def run(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        updates, numbers = compiled(jnp.asarray(rows), leaves)
+        updates, numbers = compiled(jnp.asarray(rows), leaves, gradients)
         return np.asarray(updates, float), np.asarray(numbers, float)
 
     return Response(tuple(counts), leaves, period, shown, run)
 
 
-def _compiled(function: Callable[..., Any], counts: int, leaves: Sequence[Any]) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], counts: int, *held: Any) -> Callable[..., Any]:
     """Compile a function of counts for many of their values; casts of optax to float32 are lifted where jax allows."""
     rows = jnp.zeros((ROWS, counts), jnp.int64)
-    mapped = jax.vmap(function, (0, None))
+    mapped = jax.vmap(function, (0, None, None))
     try:
         with in_float64((), True, ("optax.",)):
-            return jax.jit(mapped).lower(rows, leaves).compile()
+            return jax.jit(mapped).lower(rows, *held).compile(QUICKLY)
     except Exception:  # it may refuse mixed dtypes
-        return jax.jit(lambda *args: mapped(*args)).lower(rows, leaves).compile()
+        return jax.jit(lambda *args: mapped(*args)).lower(rows, *held).compile(QUICKLY)
 
 
 def _counts(states: Sequence[Any]) -> Iterator[Count]:

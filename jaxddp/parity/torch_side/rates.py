@@ -41,7 +41,7 @@ class ReadTorchRates:
         """Return the rates, or why they cannot be read."""
         tell("the optimizer")
         side, total_steps = self._made()
-        optimizer, schedulers = _made(side, world)
+        optimizer, schedulers = optimizer_of(side, world)
         names = {id(parameter): name for name, parameter in side.model.named_parameters()}
         groups = tuple(tuple(names[id(p)] for p in group["params"]) for group in optimizer.param_groups)
         kind = "/".join(dict.fromkeys(type(one).__name__ for one in getattr(optimizer, "each", [optimizer])))
@@ -72,8 +72,10 @@ class ReadTorchRates:
                     row.append(_numbers(group))
                 count += 1
                 if not schedulers or not _advanced(schedulers):
+                    ends = [clock.last for clock in clocks if clock.last is not None]
+                    count = min([count, *(of_clock + 1 for of_clock in ends)])  # no run uses the value after the last
                     break
-                if given is None and sum(clock.ticks(count) for clock in clocks):
+                if sum(clock.ticks(count) for clock in clocks) and given is None:
                     last = max(clock.last for clock in clocks if clock.last is not None)
                     end = _end(last, any(clock.is_open or clock.waits for clock in clocks))
                 if count % TOLD == 0:
@@ -146,7 +148,8 @@ def _end(last: int | None, is_open: bool) -> int:
     return max(min(BEYOND * (last + 1), max(last + 1, MOST)), OPEN if is_open else 0)
 
 
-def _made(side: TorchSide, world: World) -> tuple[Any, list[Any]]:
+def optimizer_of(side: TorchSide, world: World) -> tuple[Any, list[Any]]:
+    """Return the optimizer of a side, or all of a `torch_step`'s with the interface of one, and the schedulers."""
     if side.torch_step is not None:
         several = Optimizers(side.torch_step.configure(side.model), side.model)
         return several, several.schedulers

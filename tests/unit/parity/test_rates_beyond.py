@@ -1,7 +1,8 @@
 """Compare the rates of a torch scheduler and of an optax chain to the end of the schedule, and beyond."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,10 +15,10 @@ from jax import numpy as jnp
 from torch.optim import SGD, Adam, AdamW
 from torch.optim import lr_scheduler as schedulers
 
+from jaxddp.parity import rates as in_rates
 from jaxddp.parity.cases import PortCase
-from jaxddp.parity.jax_side.rates import CompareRates
 from jaxddp.parity.port import Port
-from jaxddp.parity.rate_curves import RateDifference, RatesComparison, TorchRates
+from jaxddp.parity.rate_curves import RatesComparison
 from jaxddp.parity.torch_side.rates import ReadTorchRates
 from torch_ref.distributed import World
 
@@ -55,16 +56,24 @@ def port(torch_optimizer: Any, torch_scheduler: Any, flax_optimizer: Any, **fiel
     )
 
 
-def read(of: Port, steps: int = 10, total_steps: int | None = None) -> TorchRates:
-    return ReadTorchRates(Made(of), steps, total_steps).run(World(), lambda _: None)
+class Sides:
+    """Both sides, whose jobs run in this process."""
+
+    torch = property(lambda self: self)
+    jax = SimpleNamespace(do=lambda job: job.run(lambda _: None))
+
+    def do(self, job: Any) -> list[Any]:
+        """Return the answer of a job of torch's only rank."""
+        return [job.run(World(), lambda _: None)]
 
 
 def compared(of: Port, steps: int = 10, total_steps: int | None = None) -> RatesComparison:
     torch.manual_seed(0)
     start = {name: x.double().numpy() for name, x in of.torch_model().state_dict().items()}
-    rates = read(of, steps, total_steps)
+    (rates,) = Sides().do(ReadTorchRates(Made(of), steps, total_steps))
     assert not rates.why_not
-    return CompareRates(PortCase(Made(of), 1, steps), start, rates).run(lambda _: None)
+    sides: Any = Sides()
+    return in_rates.compared(PortCase(Made(of), 1, steps), start, sides, rates)
 
 
 def sgd(parameters: Any) -> SGD:
