@@ -32,7 +32,6 @@ class TorchRates:
         last: the last step that a run takes, or that the schedule shows; None: unknown.
         length: what `last` is called in words.
         steps: number of steps to compare.
-        kind: class name of the optimizer.
         why_not: why the rates are not known; "": they are.
     """
 
@@ -42,7 +41,6 @@ class TorchRates:
     last: int | None = None
     length: int = 0
     steps: int = 0
-    kind: str = ""
     why_not: str = ""
 
     def at(self, group: int, steps: np.ndarray) -> np.ndarray:

@@ -40,51 +40,88 @@ class ReadTorchRates:
     def run(self, world: World, tell: Tell) -> TorchRates:
         """Return the rates, or why they cannot be read."""
         tell("the optimizer")
-        side, total_steps = self._made()
+        side, horizon = self._made()
         optimizer, schedulers = optimizer_of(side, world)
         names = {id(parameter): name for name, parameter in side.model.named_parameters()}
-        groups = tuple(tuple(names[id(p)] for p in group["params"]) for group in optimizer.param_groups)
-        kind = "/".join(dict.fromkeys(type(one).__name__ for one in getattr(optimizer, "each", [optimizer])))
-        rates = TorchRates(groups, kind=kind)
-        waiting = [x for x in schedulers if isinstance(_inner(x), ReduceLROnPlateau)]
-        if waiting:
+        rates = TorchRates(tuple(tuple(names[id(p)] for p in group["params"]) for group in optimizer.param_groups))
+        if any(isinstance(_inner(scheduler), ReduceLROnPlateau) for scheduler in schedulers):
             return replace(rates, why_not="torch's ReduceLROnPlateau follows a metric, not the step")
-        return self._stepped(rates, optimizer, schedulers, total_steps, tell)
+        horizon.watch(schedulers)
+        return self._stepped(rates, optimizer, schedulers, horizon, tell)
 
-    def _made(self) -> tuple[TorchSide, int | None]:
-        """Return the side, and the length of the run that it is for."""
+    def _made(self) -> "tuple[TorchSide, Horizon]":
+        """Return the side, and how far its schedule is compared.
+
+        A schedule of jaxddp's own flags is made for the length of a run, after which both trainers stop.
+        """
         if isinstance(self.source, BuiltIn):
-            return make_side(self.source, self.steps, "float64"), self.total_steps
+            return make_side(self.source, self.steps, "float64"), Horizon(self.steps, stops=True)
         port = self.source.port()
-        return side_of_port(port, self.steps, "float64"), self.total_steps or port.total_steps
+        side = side_of_port(port, self.steps, "float64")
+        if port.optimizer_config is not None:
+            return side, Horizon(port.total_steps or self.steps, stops=True)
+        return side, Horizon(self.total_steps or port.total_steps)
 
     def _stepped(
-        self, rates: TorchRates, optimizer: Any, schedulers: Sequence[Any], total_steps: int | None, tell: Tell
+        self, rates: TorchRates, optimizer: Any, schedulers: Sequence[Any], horizon: "Horizon", tell: Tell
     ) -> TorchRates:
-        given = None if total_steps is None else total_steps - 1
-        clocks = [Clock(scheduler) for scheduler in schedulers]
+        """Return the rates of all groups until the horizon, or until a scheduler raises."""
         rows: list[list[tuple[Any, ...]]] = [[] for _ in optimizer.param_groups]
-        last, end, count = given, _end(given, given is None and any(clock.waits for clock in clocks)), 0
+        count, goes_on = 0, True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # no optimizer has taken a step
-            while count < end:
+            while goes_on and count < horizon.end:
                 for row, group in zip(rows, optimizer.param_groups, strict=True):
                     row.append(_numbers(group))
                 count += 1
-                if not schedulers or not _advanced(schedulers):
-                    ends = [clock.last for clock in clocks if clock.last is not None]
-                    count = min([count, *(of_clock + 1 for of_clock in ends)])  # no run uses the value after the last
-                    break
-                if sum(clock.ticks(count) for clock in clocks) and given is None:
-                    last = max(clock.last for clock in clocks if clock.last is not None)
-                    end = _end(last, any(clock.is_open or clock.waits for clock in clocks))
+                goes_on = bool(schedulers) and _advanced(schedulers)
+                horizon.reach(count, goes_on or not schedulers)
                 if count % TOLD == 0:
                     tell(f"the scheduler, step {count}")
-        if schedulers and count < min(self.steps, end):
+        steps = min(count, horizon.end) if schedulers else horizon.end
+        if steps < min(self.steps, horizon.end):
             return replace(rates, why_not=f"torch's scheduler raises after {count} steps when it is stepped alone")
         lr, others = zip(*map(_curves, rows), strict=True)
-        length = last or 0 if total_steps is None else total_steps
-        return replace(rates, lr=lr, others=others, last=last, length=length, steps=count if schedulers else end)
+        return replace(rates, lr=lr, others=others, last=horizon.last, length=horizon.length, steps=steps)
+
+
+class Horizon:
+    """How far rates are compared.
+
+    Args:
+        given: number of steps of the whole training; None: as the schedulers show.
+        stops: compare nothing after these.
+
+    Attributes:
+        last: the last step that counts as within the schedule; None: not known, or not yet.
+        end: number of steps to compare.
+    """
+
+    def __init__(self, given: int | None, stops: bool = False):
+        self._given, self._clocks = given, list[Clock]()
+        self.last = None if given is None else given - 1
+        self.end = given if given is not None and stops else _end(self.last, False)
+
+    @property
+    def length(self) -> int:
+        """Number of steps after which rates are beyond the schedule; 0: unknown."""
+        return self._given or self.last or 0
+
+    def watch(self, schedulers: Sequence[Any]) -> None:
+        """Look for the ends that schedulers show."""
+        self._clocks = [Clock(scheduler) for scheduler in schedulers]
+        if self._given is None and any(clock.waits for clock in self._clocks):
+            self.end = LONGEST
+
+    def reach(self, count: int, goes_on: bool) -> None:
+        """Note that `count` steps are taken, and whether a further one can be."""
+        ticks = [clock.ticks(count) for clock in self._clocks]
+        known = [clock.last for clock in self._clocks if clock.last is not None]
+        if any(ticks) and self._given is None:
+            self.last = max(known)
+            self.end = _end(self.last, any(clock.is_open or clock.waits for clock in self._clocks))
+        if not goes_on:  # no run uses the value that follows a schedule's last
+            self.end = min([self.end, *(last + 1 for last in known)])
 
 
 class Clock:
@@ -142,9 +179,9 @@ def length_shown(state: Mapping[str, Any]) -> tuple[int | None, bool]:
 
 
 def _end(last: int | None, is_open: bool) -> int:
-    """Return how many steps are compared."""
+    """Return how many steps are compared, of a schedule that ends at a step, or goes on after it."""
     if last is None:
-        return LONGEST if is_open else OPEN
+        return OPEN
     return max(min(BEYOND * (last + 1), max(last + 1, MOST)), OPEN if is_open else 0)
 
 

@@ -1,9 +1,9 @@
 """Compare the rates of a torch scheduler and of an optax chain to the end of the schedule, and beyond."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,10 +15,15 @@ from jax import numpy as jnp
 from torch.optim import SGD, Adam, AdamW
 from torch.optim import lr_scheduler as schedulers
 
+from jaxddp import optim
+from jaxddp.config import TrainerConfig
+from jaxddp.optim import schedules as optim_schedules
 from jaxddp.parity import rates as in_rates
 from jaxddp.parity.cases import PortCase
+from jaxddp.parity.coverage import Trial
 from jaxddp.parity.port import Port
-from jaxddp.parity.rate_curves import RatesComparison
+from jaxddp.parity.rate_curves import UPDATE, RatesComparison
+from jaxddp.parity.report.coverage_words import beyond_line
 from jaxddp.parity.torch_side.rates import ReadTorchRates
 from torch_ref.distributed import World
 
@@ -41,7 +46,7 @@ class Made:
 
 
 def port(torch_optimizer: Any, torch_scheduler: Any, flax_optimizer: Any, **fields: Any) -> Port:
-    losses = {"torch_loss": lambda model, batch: model(batch["x"]).square().mean()}
+    losses = {"torch_loss": lambda model, batch: (model(batch["x"]) ** 2).mean()}
     losses["flax_loss"] = losses["torch_loss"]
     both = {"torch_optimizer": torch_optimizer, "torch_scheduler": torch_scheduler, "flax_optimizer": flax_optimizer}
     return Port(
@@ -181,3 +186,190 @@ def test_a_difference_before_the_end_is_found_at_its_step(case: Any, expected: t
     assert (result.within.step, result.within.torch, result.within.jax) == pytest.approx(
         (step, of_torch, of_jax), rel=1e-2
     )
+
+
+def by_dimension(params: Any) -> Any:
+    return jax.tree.map(lambda x: "matrix" if x.ndim == 2 else "vector", params)
+
+
+def two_groups(parameters: Any) -> AdamW:
+    matrix, vector = parameters
+    return AdamW([{"params": [matrix], "lr": LR}, {"params": [vector], "lr": LR / 10, "weight_decay": 0.0}])
+
+
+def drop(lr: float, at: int) -> Callable[[Any], Any]:
+    return optax.piecewise_constant_schedule(lr, {at: 0.1})
+
+
+def drops_at_70(optimizer: Any) -> Any:
+    return schedulers.MultiStepLR(optimizer, [70])
+
+
+@pytest.mark.parametrize("step", [70, 71])
+def test_each_group_has_its_own_rate(step: int) -> None:
+    of_groups = {"matrix": optax.adamw(drop(LR, 70), weight_decay=0.01), "vector": optax.adam(drop(LR / 10, step))}
+    within = compared(port(two_groups, drops_at_70, optax.partition(of_groups, by_dimension))).within
+    assert (within is None) == (step == 70)
+    if within is not None:
+        says = "the learning rate of bias differs first at step 70: 0.001 in torch, 0.01 in jax"
+        assert within.says(several=True) == says
+
+
+@pytest.mark.parametrize("every", [10, 11])
+def test_optax_multisteps_counts_its_updates(every: int) -> None:
+    inner = optax.MultiSteps(optax.sgd(lambda t: LR * 0.1 ** jnp.minimum(1, t // every), 0.9), 4)
+    within = compared(port(sgd, lambda o: schedulers.MultiStepLR(o, [40]), inner.gradient_transformation())).within
+    assert (within and within.step) == (None if every == 10 else 43)  # the first update after 40
+
+
+@pytest.mark.parametrize("step", [70, 71])
+@pytest.mark.parametrize("reads_state", [False, True], ids=["a chain", "the state's step"])
+def test_a_flax_step_is_evaluated_as_a_whole(step: int, reads_state: bool) -> None:
+    def flax_step(loss: Any, optimizer: Any, state: Any, batch: Any) -> Any:
+        gradients = jax.grad(loss, has_aux=True)(state.params, state.buffers, batch)[0]
+        updates, opt_state = optimizer.update(jax.lax.pmean(gradients, "replica"), state.opt_state, state.params)
+        rate = -drop(LR, step)(state.step) if reads_state else 1.0
+        params = jax.tree.map(lambda p, u: p + rate * u, state.params, updates)
+        return replace(state, step=state.step + 1, params=params, opt_state=opt_state), {}
+
+    optimizer = optax.scale_by_adam() if reads_state else optax.adam(drop(LR, step))
+    within = compared(port(adam, drops_at_70, optimizer, flax_step=flax_step)).within
+    assert (within and (within.step, within.jax)) == (None if step == 70 else (70, pytest.approx(LR)))
+
+
+def one_cycle(optimizer: Any) -> Any:
+    return schedulers.OneCycleLR(optimizer, LR, total_steps=100)
+
+
+@pytest.mark.parametrize("shown", [False, True], ids=["jaxddp", "inject_hyperparams"])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_the_momentum_of_one_cycle_is_compared(shown: bool, is_right: bool) -> None:
+    lr, right = optim_schedules.one_cycle(LR, 100), optim_schedules.one_cycle_momentum(100)
+    beta = right if is_right else lambda t: jnp.where(t > 50, 0.9, right(t))
+    optimizer = optax.inject_hyperparams(optax.adam)(lr, b1=beta) if shown else optim.adam(lr, (beta, 0.999))
+    result = compared(port(adam, one_cycle, optimizer))
+    assert result.why_not == [] and result.after is None
+    assert (result.within and result.within.step) == (None if is_right else 51)
+
+
+@pytest.mark.parametrize("drops", [50, None], ids=["torch has a schedule", "torch has none"])
+def test_a_decay_with_a_schedule_of_its_own_is_found(drops: int | None) -> None:
+    decay = optax.add_decayed_weights(lambda t: jnp.where(t < 40, 0.01, 0.0))
+    rate = optax.scale_by_learning_rate(LR if drops is None else drop(LR, drops))
+    scheduler = None if drops is None else (lambda o: schedulers.MultiStepLR(o, [drops]))
+    result = compared(port(lambda p: AdamW(p, LR), scheduler, optax.chain(optax.scale_by_adam(), decay, rate)))
+    found = result.after if drops is None else result.within
+    assert found is not None and (found.step, found.quantity) == (40, UPDATE)
+
+
+class OwnState(NamedTuple):
+    """State of an Adam of one's own."""
+
+    count: Any
+    mu: Any
+    nu: Any
+
+
+def own_adam(rate: Callable[[Any], Any]) -> optax.GradientTransformation:
+    def init(params: Any) -> OwnState:
+        return OwnState(jnp.zeros([], jnp.int32), *[jax.tree.map(jnp.zeros_like, params)] * 2)
+
+    def update(gradients: Any, state: OwnState, params: Any = None) -> Any:
+        t = state.count + 1
+        mu = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state.mu, gradients)
+        nu = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, state.nu, gradients)
+        root = jax.tree.map(lambda v: jnp.sqrt(v / (1 - 0.999**t)) + 1e-8, nu)
+        return jax.tree.map(lambda m, r: -rate(state.count) * m / (1 - 0.9**t) / r, mu, root), OwnState(t, mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+@pytest.mark.parametrize("step", [5000, 5003])
+def test_an_optimizer_of_ones_own_is_compared_at_chosen_steps(step: int) -> None:
+    result = compared(port(adam, lambda o: schedulers.MultiStepLR(o, [5000]), own_adam(drop(LR, step))))
+    assert result.why_not == []
+    assert (result.within and result.within.step) == (None if step == 5000 else 5000)
+
+
+def test_a_cosine_that_stays_at_0_is_beyond() -> None:
+    cosines = lambda o: schedulers.CosineAnnealingLR(o, 100), optax.sgd(optax.cosine_decay_schedule(LR, 100), 0.9)
+    result = compared(port(sgd, *cosines))
+    assert result.within is None and result.after is not None and result.after.step == 101
+
+
+@pytest.mark.parametrize("total", [None, 6000])
+def test_a_schedule_of_jax_alone_has_the_length_that_is_given(total: int | None) -> None:
+    result = compared(port(adam, None, optax.adam(drop(LR, 5000))), total_steps=total)
+    first = result.after if total is None else result.within
+    assert first is not None and first.step == 5000
+    assert total is not None or result.within is None
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_scheduler_of_lightning_advances_by_epochs(late: int) -> None:
+    def configure_optimizers(model: Any) -> Any:
+        optimizer = adam(model.parameters())
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedulers.StepLR(optimizer, 3)}}
+
+    fields = {"configure_optimizers": configure_optimizers, "steps_per_epoch": 7, "total_steps": 70}
+    within = compared(port(None, None, optax.adam(lambda t: LR * 0.1 ** (t // (21 + late))), **fields)).within
+    assert (within and within.step) == (21 if late else None)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "warmup_cosine", "one_cycle"])
+def test_a_schedule_of_jaxddps_own_ends_with_the_run(schedule: str) -> None:
+    config = TrainerConfig(optimizer="adam", schedule=schedule, lr=LR)
+    result = compared(port(None, None, None, optimizer=config, total_steps=200))
+    assert (result.last, result.within, result.after, result.why_not) == (199, None, None, [])
+
+
+def test_a_plateau_is_not_followed() -> None:
+    (rates,) = Sides().do(ReadTorchRates(Made(port(sgd, schedulers.ReduceLROnPlateau, optax.sgd(LR, 0.9))), 10))
+    assert rates.why_not == "torch's ReduceLROnPlateau follows a metric, not the step"
+
+
+def reported(of: Port, rates_of_run: float = LR) -> in_rates.Rates:
+    """Return what a check says of a run in which torch has the same rate at all steps."""
+    torch.manual_seed(0)
+    start = {name: x.double().numpy() for name, x in of.torch_model().state_dict().items()}
+    records = [SimpleNamespace(notes={"groups": [{"lr": rates_of_run}]})] * 10
+    evidence = SimpleNamespace(judgement=SimpleNamespace(first={}))
+    run: Any = SimpleNamespace(
+        problems=[], jax=records, torch=records, evidence=lambda: evidence, start=start, case=PortCase(Made(of), 1)
+    )
+    sides: Any = Sides()
+    return in_rates.compare_rates(run, sides, None)
+
+
+def test_a_difference_has_values_and_the_line_of_the_scheduler() -> None:
+    rates = reported(port(sgd, lambda o: schedulers.MultiStepLR(o, [500]), optax.sgd(drop(LR, 600), 0.9)))
+    ((difference,), aspect) = rates.differences, rates.aspects["rates"]
+    assert (difference.stage, difference.step, aspect.verdict) == ("rates", 500, "differs")
+    assert difference.cause is not None and difference.cause.torch is not None
+    assert "MultiStepLR(o, [500])" in difference.cause.torch.itself
+    assert difference.cause.says == ("the learning rate differs first at step 500: 0.01 in torch, 0.1 in jax",)
+
+
+def test_a_rate_beyond_the_schedule_is_one_line() -> None:
+    flat = schedulers.MultiStepLR
+    rates = reported(
+        port(
+            sgd,
+            lambda o: flat(o, [500]),
+            optax.sgd(optax.join_schedules([drop(LR, 500), optax.constant_schedule(LR)], [700]), 0.9),
+        )
+    )
+    (beyond,) = rates.beyond
+    assert rates.aspects["rates"].verdict == "equal" and rates.trials == (Trial("rates", "after step 500"),)
+    line = "beyond this run, after step 500: the rates differ, residual 0.9: "
+    assert beyond_line(beyond).startswith(f"{line}the learning rate differs first at step 700: 0.01 in torch, 0.1 in")
+
+
+def test_rates_that_no_step_changes_are_constant() -> None:
+    rates = reported(port(adam, None, optax.adam(LR)))
+    assert (rates.aspects["rates"].verdict, rates.aspects["rates"].says, rates.trials) == ("equal", ("constant",), ())
+
+
+def test_a_scheduler_that_reads_another_state_is_not_followed() -> None:
+    rates = reported(port(sgd, lambda o: schedulers.LambdaLR(o, lambda t: 0.5), optax.sgd(LR)))
+    assert "gives other rates than in the run, first at step 0" in rates.aspects["rates"].says[0]
