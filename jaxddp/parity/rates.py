@@ -16,6 +16,7 @@ from jaxddp.parity.operations import Lines, OptimizerLines
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.rate_curves import ALLOWED, RateDifference, RatesComparison, TorchRates, chosen_steps, steps_between
+from jaxddp.parity.records import is_large_model
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side.optimizer_line import TorchOptimizerLine
 from jaxddp.parity.torch_side.rates import ReadTorchRates
@@ -61,6 +62,8 @@ def compare_rates(runs: Runs, workers: Workers, total_steps: int | None) -> Rate
         (torch,) = workers.torch.do(ReadTorchRates(runs.case.torch_source, runs.case.steps, total_steps))
         if why := torch.why_not or _unlike_run(torch, runs):
             return not_compared(f"The rates after this run were not compared: {why}.")
+        if is_large_model(runs.start):
+            workers.end_torch(patience=10.0)
         return _rates(runs, workers, torch, compared(runs.case, runs.start, workers, torch))
     except ChildError as error:
         workers.end_after(error)
@@ -128,7 +131,7 @@ def _rates(runs: Runs, workers: Workers, torch: TorchRates, result: RatesCompari
     if result.why_not:
         return Rates({NAME: Aspect("not compared", tuple(result.why_not))}, (), beyond, trials)
     worst, step, tensor = result.worst
-    says = ("constant",) if result.constant else ()
+    says = ("constant",) if torch.is_constant and not beyond else ()
     return Rates({NAME: Aspect("equal", says, worst, step, ALLOWED, tensor)}, (), beyond, trials)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.jax_side.checked_step import side_of
+from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
 from jaxddp.parity.jax_side.update_response import (
     ROWS,
     Program,
@@ -24,7 +25,7 @@ from jaxddp.parity.jax_side.update_response import (
     sampled,
 )
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.processes import Tell
+from jaxddp.parity.processes import Tell, free_at_once
 from jaxddp.parity.rate_curves import (
     ALLOWED,
     UPDATE,
@@ -36,6 +37,7 @@ from jaxddp.parity.rate_curves import (
     chunks,
     compare_numbers,
 )
+from jaxddp.parity.records import is_large_model
 
 MOST_OWNERS = 8  # classes with counts, of which all subsets are tried
 # Names of hyperparameters in optax -> in torch's groups, and in words.
@@ -66,10 +68,13 @@ class CompareRates:
     def run(self, tell: Tell) -> RatesComparison:
         """Return the result of the comparison."""
         tell("the optimizer's schedule")
+        if is_large_model(self.start):
+            free_at_once()
         result = RatesComparison(self.torch.last, constant=self.torch.is_constant)
         result.alone = getattr(self.case, "port", None) is None or self.case.port.flax_step is None
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             side = side_of(self.case)
+            several = isinstance(side.replica_step, MultiLossStep)
             sample = sampled(side, self.start, self.torch.groups)
             trained = [name for group in self.torch.groups for name in group]
             for program in programs_of(self.case, side, self.start, trained):
@@ -78,6 +83,9 @@ class CompareRates:
                 result.constant = False
                 tell("the optimizer at every step")
                 chosen, response = looked_at(program, sample)
+                if several and all(map(response.corrects, response.owners)):
+                    result.leave_out("Rates that the flax_step may change by itself were not compared.")
+                    continue
                 OneOptimizer(self.torch, chosen, response, result, self.case.steps).compare()
         return result
 

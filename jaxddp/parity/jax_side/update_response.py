@@ -1,12 +1,13 @@
 """How a port's update depends on the step: its optimizer, with the counts in its state set to any step.
 
-The counts of an optimizer's state are its integers that grow by one per step. They are int64 here, so that schedules
-are computed in float64: optax would compute them in float32.
+The counts of an optimizer's state are its numbers that grow by one per update. Integers are int64 here, so that
+schedules are computed in float64: of int32, optax computes them in float32.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from jax import numpy as jnp
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.collectives import AXIS_NAME
+from jaxddp.errors import InputError
 from jaxddp.nn.model_tree import TreeMap
 from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.jax_side.custom_step import CustomStep
@@ -57,11 +59,13 @@ class Count(NamedTuple):
         place: its number among the state's leaves.
         owner: the class of the tuple that holds it.
         first: its value at the first update.
+        is_integer: whether it is no floating-point number.
     """
 
     place: int
     owner: str
     first: int
+    is_integer: bool
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,9 @@ def sampled(side: JaxSide, start: Arrays, groups: Sequence[Sequence[str]]) -> Sa
     rows: list[tuple[int, int, str, int]] = []
     for tensor, of_tensor in side.to_torch(numbers).items():
         flat = np.asarray(of_tensor).reshape(-1)
-        for place in places_of(flat.size, len(group_of)) if tensor in group_of else ():
+        if tensor not in group_of or len(np.unique(flat)) < flat.size:  # one of two tensors whose sum jax has
+            continue
+        for place in places_of(flat.size, len(group_of)):
             leaf = int(np.searchsorted(starts, flat[place], side="right")) - 1
             rows.append((leaf, int(flat[place] - starts[leaf]), tensor, int(place)))
     rows.sort()
@@ -172,7 +178,7 @@ def _of_custom_step(step: CustomStep, state: TrainState, batch: MicroBatches) ->
     def alone(state: TrainState) -> tuple[Params, TrainState]:
         after = step(state, of_first)[0]
         updates = {name: x - state.params[name] for name, x in after.params.items()}
-        return updates, replace(after, params=state.params, buffers=state.buffers)
+        return updates, replace(after, params=state.params)
 
     def of_replica(_: None, state: TrainState) -> tuple[Params, TrainState]:
         results = jax.vmap(lambda _: alone(state), axis_name=AXIS_NAME)(jnp.zeros(1))
@@ -221,7 +227,7 @@ class Response:
             steps: (n,).
             owners: classes whose counts are set to the step; the others are held.
         """
-        held = np.asarray([int(self.leaves[count.place]) for count in self.counts], np.int64)
+        held = [int(np.asarray(self.leaves[count.place]).reshape(())) for count in self.counts]
         made = steps // self.period
         columns = [
             made + count.first if count.owner in owners else np.full(len(steps), value)
@@ -235,15 +241,16 @@ class Response:
 
 
 def counts_nothing(state: Any) -> bool:
-    """Return whether the integers in a state are those of optax's bias corrections alone.
+    """Return whether a state is optax's, and its integers are those of bias corrections alone.
 
     >>> import optax
     >>> [counts_nothing(optimizer.init({})) for optimizer in (optax.adam(0.1), optax.adam(lambda count: 0.1))]
     [True, False]
     """
-    leaves = zip(jax.tree.leaves(state), _owners(state), strict=True)
-    owners = [owner for x, owner in leaves if jnp.issubdtype(jnp.result_type(x), jnp.integer)]
-    return all(Response.corrects(owner) and not owner.startswith(JAXDDP) for owner in owners)
+    leaves = [*zip(jax.tree.leaves(state), _owners(state), strict=True)]
+    numbers = [owner for x, owner in leaves if np.size(x) == 1 and jnp.issubdtype(jnp.result_type(x), jnp.integer)]
+    known = all(owner.startswith(OPTAX) for _, owner in leaves)
+    return known and all(owner.rpartition(".")[2] in CORRECTING for owner in numbers)
 
 
 def response_of(program: Program, elements: Mapping[str, np.ndarray]) -> Response:
@@ -252,27 +259,20 @@ def response_of(program: Program, elements: Mapping[str, np.ndarray]) -> Respons
     Args:
         program: the optimizer.
         elements: name of a parameter in jax -> flat places of the elements to look at.
+
+    Raises:
+        InputError: optax.MultiSteps makes no update in `LONGEST` steps.
     """
-    advance = jax.jit(lambda *args: program.step(*args)[1], compiler_options=QUICKLY)
-    states = [program.state]
-    place = _mini_step(program.state)
-    period = 0
-    while not period or len(states) < UPDATES * period:
-        states.append(advance(program.gradients(len(states) - 1), states[-1]))
-        if not period and (place is None or _leaf(states[-1], place) == _leaf(states[0], place)):
-            period = len(states) - 1
-        if len(states) > LONGEST and not period:
-            raise ValueError(f"optax.MultiSteps makes no update in {LONGEST} steps")
-    at_update = states[period - 1 :: period][:UPDATES]
-    counts = [*_counts(at_update)]
-    leaves, structure = jax.tree.flatten(at_update[-1])
+    state, period, counts = _advanced(program)
+    leaves, structure = jax.tree.flatten(state)
     gradients = program.gradients(UPDATES * period - 1)
-    shown = tuple(_hyperparameters(jax.eval_shape(program.step, gradients, at_update[-1])[1]))
+    shown = tuple(_hyperparameters(jax.eval_shape(program.step, gradients, state)[1]))
 
     def elements_at(row: Any, leaves: Sequence[Any], gradients: Any) -> tuple[Any, Any]:
         changed = list(leaves)
         for count, value in zip(counts, row, strict=True):
-            changed[count.place] = value
+            of_kind = value if count.is_integer else value.astype(float)
+            changed[count.place] = of_kind.reshape(jnp.shape(changed[count.place]))
         updates, after = program.step(gradients, jax.tree.unflatten(structure, changed))
         chosen = [updates[name].reshape(-1)[places] for name, places in elements.items()]
         numbers = _hyperparameters(after)
@@ -284,7 +284,40 @@ def response_of(program: Program, elements: Mapping[str, np.ndarray]) -> Respons
         updates, numbers = compiled(jnp.asarray(rows), leaves, gradients)
         return np.asarray(updates, float), np.asarray(numbers, float)
 
-    return Response(tuple(counts), leaves, period, shown, run)
+    return Response(counts, leaves, period, shown, run)
+
+
+def _advanced(program: Program) -> tuple[Any, int, tuple[Count, ...]]:
+    """Return the state before the `UPDATES`-th update, the steps between two updates, and the counts."""
+    advance = jax.jit(lambda *args: program.step(*args)[1], compiler_options=QUICKLY)
+    state, place = program.state, _mini_step(program.state)
+    numbers, period = [_numbers(state)], 0
+    while not period or len(numbers) < UPDATES * period:
+        if len(numbers) > LONGEST and not period:
+            raise InputError(f"flax_optimizer: optax.MultiSteps makes no update in {LONGEST} steps")
+        state = advance(program.gradients(len(numbers) - 1), state)
+        numbers.append(_numbers(state))
+        if not period and (place is None or numbers[-1][place] == numbers[0][place]):
+            period = len(numbers) - 1
+    owners, kinds = [*_owners(state)], [jnp.result_type(x) for x in jax.tree.leaves(state)]
+    at_updates = zip(*(of_leaves.items() for of_leaves in numbers[period - 1 :: period][:UPDATES]), strict=True)
+    counts = [
+        Count(
+            of_leaf[0][0], owners[of_leaf[0][0]], int(of_leaf[0][1]), jnp.issubdtype(kinds[of_leaf[0][0]], jnp.integer)
+        )
+        for of_leaf in at_updates
+        if all(later - earlier == 1 for (_, earlier), (_, later) in pairwise(of_leaf))
+    ]
+    return state, period, tuple(counts)
+
+
+def _numbers(state: Any) -> dict[int, float]:
+    """Return the leaves that are a single number, by their places."""
+    numbers = {}
+    for place, leaf in enumerate(jax.tree.leaves(state)):
+        if np.size(leaf) == 1 and jnp.issubdtype(jnp.result_type(leaf), jnp.number):
+            numbers[place] = float(np.asarray(leaf).reshape(()))
+    return numbers
 
 
 def _compiled(function: Callable[..., Any], counts: int, *held: Any) -> Callable[..., Any]:
@@ -296,17 +329,6 @@ def _compiled(function: Callable[..., Any], counts: int, *held: Any) -> Callable
             return jax.jit(mapped).lower(rows, *held).compile(QUICKLY)
     except Exception:  # it may refuse mixed dtypes
         return jax.jit(lambda *args: mapped(*args)).lower(rows, *held).compile(QUICKLY)
-
-
-def _counts(states: Sequence[Any]) -> Iterator[Count]:
-    """Yield the integers that grow by one from each state to the next."""
-    owners = [*_owners(states[0])]
-    for place, values in enumerate(zip(*map(jax.tree.leaves, states), strict=True)):
-        if np.ndim(values[0]) or not jnp.issubdtype(jnp.result_type(values[0]), jnp.integer):
-            continue
-        numbers = [int(x) for x in values]
-        if np.all(np.diff(numbers) == 1):
-            yield Count(place, owners[place], numbers[0])
 
 
 def _owners(node: Any, owner: str = "") -> Iterator[str]:
@@ -325,10 +347,6 @@ def _mini_step(state: Any) -> int | None:
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
     names = [getattr(path[-1], "name", "") if path else "" for path in paths]
     return names.index("mini_step") if "mini_step" in names else None
-
-
-def _leaf(state: Any, place: int) -> int:
-    return int(jax.tree.leaves(state)[place])
 
 
 def _hyperparameters(state: Any) -> dict[str, Any]:
