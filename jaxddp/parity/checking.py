@@ -224,7 +224,7 @@ def report_on(
         unseen=_unseen(runs),
         losses=_losses(runs),
         differences=(*differences, *rates.differences),
-        aspects=rates.aspects,
+        aspects=dict(rates.aspects),
         trials=rates.trials,
         beyond=rates.beyond,
         numerics=numerics,

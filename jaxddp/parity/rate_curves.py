@@ -220,7 +220,7 @@ def chosen_steps(torch: TorchRates, run: int) -> tuple[int, ...]:
     True
     """
     curves = [*torch.lr, *(curve for others in torch.others for curve in others.values())]
-    grid = [np.geomspace(1, torch.steps, CHOSEN // 2), np.linspace(0, torch.steps - 1, CHOSEN // 4)]
+    grid: list[np.ndarray] = [np.geomspace(1, torch.steps, CHOSEN // 2), np.linspace(0, torch.steps - 1, CHOSEN // 4)]
     for curve in (curve for curve in curves if len(curve) > 2):
         largest = np.argsort(-np.abs(np.diff(curve, 2)), kind="stable")[: CHOSEN // 8]
         grid += [largest + shift for shift in (0, 1, 2)]

@@ -125,14 +125,15 @@ def _rates(runs: Runs, workers: Workers, torch: TorchRates, result: RatesCompari
         return Rates({NAME: aspect}, (_difference(result.within, says, _lines(runs, workers, result.within)),))
     beyond: tuple[Beyond, ...] = ()
     if result.after is not None:
-        quotes = map(Quote.of, _lines(runs, workers, result.after))
-        at = result.after.residual, ALLOWED, result.after.says(several), *quotes
-        beyond = (Beyond(trial, NAME, result.after.tensor if several else "", *at),)
+        jax, torch_line = map(Quote.of, _lines(runs, workers, result.after))
+        tensor, residual = result.after.tensor if several else "", result.after.residual
+        says = result.after.says(several)
+        beyond = (Beyond(trial, NAME, tensor, residual, ALLOWED, says, jax, torch_line),)
     if result.why_not:
         return Rates({NAME: Aspect("not compared", tuple(result.why_not))}, (), beyond, trials)
     worst, step, tensor = result.worst
-    says = ("constant",) if torch.is_constant and not beyond else ()
-    return Rates({NAME: Aspect("equal", says, worst, step, ALLOWED, tensor)}, (), beyond, trials)
+    constant = ("constant",) if torch.is_constant and not beyond else ()
+    return Rates({NAME: Aspect("equal", constant, worst, step, ALLOWED, tensor)}, (), beyond, trials)
 
 
 def _numbers(difference: RateDifference) -> tuple[float, int, float, str]:

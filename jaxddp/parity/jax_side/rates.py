@@ -71,7 +71,7 @@ class CompareRates:
         if is_large_model(self.start):
             free_at_once()
         result = RatesComparison(self.torch.last, constant=self.torch.is_constant)
-        result.alone = getattr(self.case, "port", None) is None or self.case.port.flax_step is None
+        result.alone = getattr(getattr(self.case, "port", None), "flax_step", None) is None
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             side = side_of(self.case)
             several = isinstance(side.replica_step, MultiLossStep)
