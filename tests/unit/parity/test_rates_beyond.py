@@ -147,6 +147,12 @@ def test_an_exponential_decay_in_float32_is_equal() -> None:
     assert (result.within, result.after, result.why_not) == (None, None, [])
 
 
+def test_a_schedule_of_the_port_in_float32_is_rounded_and_no_other() -> None:
+    decays = sgd, lambda o: schedulers.ExponentialLR(o, 0.9999)
+    assert compared(port(*decays, optax.sgd(lambda t: jnp.float32(LR) * jnp.float32(0.9999) ** t, 0.9))).after is None
+    assert compared(port(*decays, optax.sgd(lambda t: LR * 0.99990002**t, 0.9))).after is not None
+
+
 def late(t: Any) -> Any:
     return jnp.where(t < 99_998, LR, LR / 10)
 
