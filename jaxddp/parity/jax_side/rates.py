@@ -19,12 +19,11 @@ from jaxddp.parity.jax_side.update_response import (
     ROWS,
     Program,
     Response,
-    Sample,
     counts_nothing,
     programs_of,
     response_of,
-    sampled,
 )
+from jaxddp.parity.jax_side.update_sample import Sample, sampled
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import Tell, free_at_once
 from jaxddp.parity.rate_curves import (

@@ -17,8 +17,10 @@ from torch.optim import lr_scheduler as schedulers
 
 from jaxddp import optim
 from jaxddp.config import TrainerConfig
+from jaxddp.errors import InputError
 from jaxddp.optim import schedules as optim_schedules
 from jaxddp.parity import rates as in_rates
+from jaxddp.parity.__main__ import CheckOptions
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.coverage import Trial
 from jaxddp.parity.port import Port
@@ -379,3 +381,8 @@ def test_rates_that_no_step_changes_are_constant() -> None:
 def test_a_scheduler_that_reads_another_state_is_not_followed() -> None:
     rates = reported(port(sgd, lambda o: schedulers.LambdaLR(o, lambda t: 0.5), optax.sgd(LR)))
     assert "gives other rates than in the run, first at step 0" in rates.aspects["rates"].says[0]
+
+
+def test_the_flag_is_a_number_of_steps() -> None:
+    with pytest.raises(InputError, match="--total-steps 0: must be at least 1"):
+        CheckOptions(total_steps=0)
