@@ -85,9 +85,10 @@ class CompareRates:
                 tell("the optimizer at every step")
                 chosen, response = looked_at(program, sample)
                 if several and all(map(response.corrects, response.owners)):
-                    result.leave_out("Rates that the flax_step may change by itself were not compared.")
+                    if not self.torch.is_constant:
+                        result.leave_out("Rates that the flax_step may change by itself were not compared.")
                     continue
-                OneOptimizer(self.torch, chosen, response, result, self.case.steps).compare()
+                OptimizerComparison(self.torch, chosen, response, result, self.case.steps).compare()
         return result
 
 
@@ -97,7 +98,7 @@ def looked_at(program: Program, sample: Sample) -> tuple[Sample, Response]:
     return chosen, response_of(program, chosen.elements)
 
 
-class OneOptimizer:
+class OptimizerComparison:
     """Comparison of one optimizer with what torch's rates give.
 
     Args:
