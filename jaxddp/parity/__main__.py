@@ -61,6 +61,9 @@ class CheckOptions:
     """Number of replicas on each side."""
     steps: int = 10
     """Number of optimizer steps."""
+    total_steps: int | None = None
+    """Optimizer steps of the whole training, up to which both sides' learning rates must be equal. None: as the file
+    says, or torch's scheduler shows."""
     dtype: str = "both"
     """both | float64. float64 compares semantics; both also compares rounding in float32 (ports only)."""
     only: str | None = None
@@ -91,7 +94,7 @@ class CheckOptions:
     """Seconds after which the check ends early."""
 
     def __post_init__(self) -> None:
-        for name in ("world_size", "steps", "timeout", "num_processes", "limit"):
+        for name in ("world_size", "steps", "total_steps", "timeout", "num_processes", "limit"):
             if getattr(self, name) is not None and not getattr(self, name) >= 1:
                 raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
         if self.world_size > MOST_REPLICAS:
@@ -183,6 +186,7 @@ def _check_port(options: CheckOptions, flags: Sequence[str], stop: Stop) -> Repo
         flags=flags,
         patch=options.patch is not None,
         quick=options.quick,
+        total_steps=options.total_steps,
     )
 
 

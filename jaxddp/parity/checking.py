@@ -10,7 +10,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from jaxddp.parity.compare.free_running import drifts, free_running, grown_round
 from jaxddp.parity.compare.idle import idle
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.compare.types import compare_types
-from jaxddp.parity.coverage import Aspect, Beyond, Trial
+from jaxddp.parity.coverage import Beyond, Trial
 from jaxddp.parity.diagnosis.cause_lines import START, with_function_lines
 from jaxddp.parity.diagnosis.differences import find_differences, unexplained
 from jaxddp.parity.diagnosis.evaluation import evaluation_of
@@ -44,6 +44,7 @@ from jaxddp.parity.patch.proposals import with_patches
 from jaxddp.parity.port import Port, PortFile, PortSource
 from jaxddp.parity.processes import end_if_importing
 from jaxddp.parity.progress import BEYOND, CAUSES, COMPARE, DRAW, FLOAT32, FORCED, FREE, PATCHES, Progress
+from jaxddp.parity.rates import Rates, compare_rates
 from jaxddp.parity.records import Record, Records, is_large_model, total_loss
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
@@ -72,6 +73,7 @@ def check(
     patch: bool = False,
     causes: bool = True,
     quick: bool = False,
+    total_steps: int | None = None,
 ) -> Report:
     """Check that a port trains exactly like its torch original, and explain the differences.
 
@@ -99,6 +101,8 @@ def check(
         patch: whether to look for edits of the JAX side's files that remove the differences; no file is changed.
         causes: whether to look for the causes of differences. The verdict does not depend on it, and takes less time.
         quick: whether to compare the run alone, and nothing beyond it.
+        total_steps: optimizer steps of the whole training, up to which the learning rates of both sides must be equal;
+            None: as the port says, or torch's scheduler shows.
 
     Returns:
         The report; errors in the port are among its problems and raise nothing here.
@@ -129,18 +133,19 @@ def check(
         context.callback(setattr, crew, "watch", lambda children: None)
         runs = Runs(case, crew, seed, progress)
         remarks: tuple[str, ...] = ()
-        aspects: dict[str, Aspect] = {}
+        rates = Rates()
         try:
             with stop.raising():  # a process starts only once the imports that all processes share are done
                 runs.in_float64()
                 runs, remarks = _with_wide_arrays(runs, case, crew)
-                if (initial := initialisation(runs)) is not None:
-                    aspects["initialisation"] = initial
+                rates = compare_rates(runs, crew, total_steps)
+                if not quick and (initial := initialisation(runs)) is not None:
+                    rates = rates._replace(aspects={**rates.aspects, "initialisation": initial})
                 if numerics and len(runs.torch) and len(runs.jax):
                     runs.in_float32()
         except Stopped:
             crew.end()
-        report = report_on(runs, crew, started, patch, remarks, causes, aspects, quick)
+        report = report_on(runs, crew, started, patch, remarks, causes, rates, quick)
         if workers is None and math.isfinite(stop.left):
             crew.end(patience=min(ENDING, stop.left))  # the report must not wait for processes beyond the limit
         return report
@@ -170,7 +175,7 @@ def report_on(
     patch: bool = False,
     remarks: Sequence[str] = (),
     causes: bool = True,
-    aspects: Mapping[str, Aspect] | None = None,
+    rates: Rates = Rates(),  # noqa: B008
     quick: bool = False,
 ) -> Report:
     """Return the report on these runs.
@@ -182,7 +187,7 @@ def report_on(
         patch: whether to look for patches.
         remarks: sentences for the report.
         causes: whether to look for the causes of differences.
-        aspects: what was compared beside the steps.
+        rates: comparison of the learning rates after the run, and of the initialisation.
         quick: compare nothing beyond the run.
     """
     progress, untried = runs.progress, [*runs.progress.untried()]
@@ -224,6 +229,8 @@ def report_on(
         differences, diff = with_patches(runs, evidence, searches, differences, partial(_drifts_freely, searches))
     if patch and searches.ended and differences:
         untried.append(PATCHES)
+    types = compare_types(*runs.types, runs.summary.optimizer) if runs.types else None
+    differences = [*(types.differences if types else ()), *differences, *rates.differences]
     trials, beyond = tuple[Trial, ...](), tuple[Beyond, ...]()
     if _may_go_beyond(runs, problems, differences, quick):
         of_trials = InterruptibleSearches(workers, [], progress)  # what fails in them is no problem of the check
@@ -232,7 +239,6 @@ def report_on(
         untried += [BEYOND] * of_trials.ended
     exercised = idle(evidence.torch, reference_clipping(runs.facts), evidence.summands)
     grown = [] if differences else grown_rounding(free, rate_rounding)
-    types = compare_types(*runs.types, runs.summary.optimizer) if runs.types else None
     equal = not (differences or problems or untried)
     without, not_watched = without_effect(evidence, searches) if equal else ((), ())
     keys = repeated_keys(evidence, searches) if equal else ()
@@ -246,11 +252,11 @@ def report_on(
         stages=evidence.judgement.results(alone=not differences),
         unseen=_unseen(runs),
         losses=_losses(runs),
-        differences=(*(types.differences if types else ()), *differences),
+        differences=tuple(differences),
         numerics=numerics,
-        trials=trials,
-        beyond=beyond,
-        aspects=dict(aspects or {}) | ({"types": types.aspect} if types else {}) | evaluation,
+        trials=(*rates.trials, *trials),
+        beyond=(*rates.beyond, *beyond),
+        aspects={**rates.aspects, **({"types": types.aspect} if types else {}), **evaluation},
         without_effect=without,
         intended=dict(runs.facts.intended),
         problems=tuple(problems),

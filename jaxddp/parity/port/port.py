@@ -117,7 +117,8 @@ class Port:
             the sum of all weights.
         find_unused_parameters: DDP's option for losses that do not reach every parameter.
         steps_per_epoch: optimizer steps per epoch, needed to name a sampler's faults, and by Lightning's schedulers.
-        total_steps: optimizer steps over which the schedule of `optimizer` runs; None: those of the check.
+        total_steps: optimizer steps of the whole training, up to which both sides' learning rates must be equal, and
+            over which the schedule of `optimizer` runs; None: those of the check, and what torch's scheduler shows.
         flax_step: replica step that replaces jaxddp's: (loss, optimizer, state, batch) -> (state, stages).
             `loss(params, buffers, batch)` is flax_loss as (mean, new buffers); `state` is a
             `jaxddp.state.TrainState` of the model's trees; the axis is called "replica"; with accumulation_steps
