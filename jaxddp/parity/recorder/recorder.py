@@ -52,7 +52,7 @@ class Recorder:
             `rank` folders belong into one.
         steps: number of steps to record, from the first; or the numbers of the steps, counted from 1. Updates are
             explained only by steps from the first on without a gap.
-        limit: largest number of elements that are kept of a tensor; of a larger one, an excerpt and its norm are.
+        limit: largest number of elements that are kept of a tensor; of a larger one an excerpt, and more of the whole.
         overwrite: replace a recording that the folder has.
 
     Raises:

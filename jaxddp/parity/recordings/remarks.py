@@ -65,7 +65,7 @@ def remarks(
         yield f"Of {count(len(excerpts), 'tensor')} the recordings hold excerpts and norms: {listed(excerpts)}."
         lacking = [] if outside is None else [n for n in outside.alignment.unprojected() if n in excerpts]
         if not all(step["projections"] for run in (torch_run, jax_run) for step in run.steps.values()):
-            yield "No projections of whole tensors are compared: an earlier version made one of the recordings."
+            yield "No projections of whole tensors are compared: a recording has none, as those of earlier versions."
         elif lacking:
             yield f"Of {listed(lacking)}, fused, stacked or reshaped in jax, no projections of the whole are compared."
     for stage, tips in judgement.tips.items():
