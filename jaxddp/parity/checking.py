@@ -49,7 +49,7 @@ from jaxddp.parity.records import Record, Records, is_large_model, total_loss
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.stopping import Stop, Stopped
-from jaxddp.parity.trials.beyond import BeyondRun
+from jaxddp.parity.trials.beyond import BeyondRun, with_idle_operations
 from jaxddp.parity.workers import Workers
 
 ENDING = 10.0  # seconds in which processes may end by themselves
@@ -221,7 +221,7 @@ def report_on(
     differences = differences or ([] if problems else [*unexplained(evidence)])
     evaluation, of_evaluation = evaluation_of(evidence, searches, causes)
     differences += of_evaluation
-    untried += [name for name, aspect in aspects.items() if searches.ended and aspect.verdict == "not compared"]
+    untried += [name for name, aspect in evaluation.items() if searches.ended and aspect.verdict == "not compared"]
     if searches.ended and not all(one.cause for one in differences):
         untried.append(CAUSES)
     diff = ""
@@ -255,7 +255,7 @@ def report_on(
         differences=tuple(differences),
         numerics=numerics,
         trials=(*rates.trials, *trials),
-        beyond=(*rates.beyond, *beyond),
+        beyond=(*rates.beyond, *with_idle_operations(beyond, without)),
         aspects={**rates.aspects, **({"types": types.aspect} if types else {}), **evaluation},
         without_effect=without,
         intended=dict(runs.facts.intended),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from jaxddp.parity.coverage import Beyond, Trial
+from jaxddp.parity.coverage import Beyond, Trial, WithoutEffect
 from jaxddp.parity.diagnosis.cause_lines import SCHEDULE
 from jaxddp.parity.diagnosis.differences import find_differences
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
@@ -107,3 +107,19 @@ def _beyond(tried: Tried, stage: str, difference: Difference | None, others: tup
         lines = difference if cause is None else cause
         return replace(beyond, jax=lines.jax, torch=lines.torch)
     return replace(beyond, says="; or ".join(cause.says), jax=cause.jax, torch=cause.torch)
+
+
+def with_idle_operations(beyond: Sequence[Beyond], idle: Sequence[WithoutEffect]) -> tuple[Beyond, ...]:
+    """Name, for differences that nothing explains, the only operation of their part that had no effect in the run."""
+    named = []
+    for one in beyond:
+        of_optimizer = one.stage in ("update", "params", "optimizer_state")
+        lines = {(quote.path, quote.line) for quote in (one.jax, one.torch) if quote is not None}
+        fitting = [x for x in idle if ((x.line.path, x.line.line) in lines) == of_optimizer]
+        if one.says or len(fitting) != 1 or one.trial.kind == "replicas":
+            named.append(one)
+            continue
+        says = f"{fitting[0].operation}, without effect in the run"
+        lines_of = {"jax": None, "torch": None, fitting[0].side: fitting[0].line}
+        named.append(replace(one, says=says, **lines_of))
+    return tuple(named)
