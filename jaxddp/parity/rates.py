@@ -132,8 +132,7 @@ def _rates(runs: Runs, workers: Workers, torch: TorchRates, result: RatesCompari
     if result.why_not:
         return Rates({NAME: Aspect("not compared", tuple(result.why_not))}, (), beyond, trials)
     worst, step, tensor = result.worst
-    constant = ("constant",) if torch.is_constant and not beyond else ()
-    return Rates({NAME: Aspect("equal", constant, worst, step, ALLOWED, tensor)}, (), beyond, trials)
+    return Rates({NAME: Aspect("equal", (), worst, step, ALLOWED, tensor)}, (), beyond, trials)
 
 
 def _numbers(difference: RateDifference) -> tuple[float, int, float, str]:

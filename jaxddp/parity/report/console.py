@@ -10,7 +10,14 @@ from jaxddp.errors import on_one_line
 from jaxddp.parity.findings import ORDER, Cause, Difference, Findings, Patch
 from jaxddp.parity.port.names_block import import_line, names_block, no_twin_line
 from jaxddp.parity.report import words
-from jaxddp.parity.report.coverage_words import aspects, beyond_lines, cells, sentences, without_effect_line
+from jaxddp.parity.report.coverage_words import (
+    aspect_lines,
+    aspects,
+    beyond_lines,
+    cells,
+    sentences,
+    without_effect_line,
+)
 from jaxddp.parity.report.numbers import apart, count, number, ratio
 from jaxddp.parity.report.words import STAGE_NAMES, Status
 
@@ -133,6 +140,7 @@ def _verdict_lines(findings: Findings) -> Iterator[str]:
     yield from (f"problem: {problem}" for problem in leading)
     if not findings.differences:
         yield f"{words.verdict_word(findings)}: {' '.join([words.sentence(findings), *sentences(findings)])}"
+        yield from aspect_lines(findings)
         yield from beyond_lines(findings)
         yield from map(without_effect_line, findings.without_effect[:MOST_WITHOUT_EFFECT])
         if (rest := len(findings.without_effect) - MOST_WITHOUT_EFFECT) > 0:

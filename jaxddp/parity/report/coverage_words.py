@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 
 from jaxddp.errors import listed
-from jaxddp.parity.coverage import ASPECTS, Aspect, Beyond, Trial, WithoutEffect
+from jaxddp.parity.coverage import ASPECTS, TRIALS, Aspect, Beyond, Trial, WithoutEffect
 from jaxddp.parity.findings import ORDER, Findings
 from jaxddp.parity.report.numbers import count, number
 from jaxddp.parity.report.words import STAGE_NAMES, said
@@ -31,16 +31,12 @@ def cells(aspect: Aspect) -> tuple[str, str, str]:
 def sentences(findings: Findings) -> Iterator[str]:
     """Yield what the verdict covers beside the run's steps, and what not, each in a sentence."""
     for name, aspect in aspects(findings):
-        says = aspect.says[:MOST_SAYS]
-        if name in findings.intended and says:
-            says = (f"{says[0]} (intended: {findings.intended[name]})", *says[1:])
-        yield from says
-        if (rest := len(aspect.says) - MOST_SAYS) > 0:
-            yield f"{count(rest, 'further sentence')} on {name} [--report, --json]."
+        intended = f" (intended: {findings.intended[name]})" if name in findings.intended else ""
+        yield from (f"{says}{intended}" for says in aspect.says[:1])
     compared = [trial for trial in findings.trials if not trial.left_out]
     differing = {trial.what for beyond in findings.beyond for trial in (beyond.trial, *beyond.others)}
     if equal := [trial for trial in compared if trial.what not in differing]:
-        kinds = listed([*dict.fromkeys(trial.kind.replace("_", " ") for trial in equal)], joint=", ")
+        kinds = listed([*dict.fromkeys(trial.kind.replace("_", " ") for trial in equal)], len(TRIALS), ", ")
         yield f"Equal beyond the run too, in {count(len(equal), 'trial')} ({kinds})."
     if left_out := [trial for trial in findings.trials if trial.left_out]:
         yield f"Not tried beyond the run: {listed([*map(_left_out, left_out)], MOST_REASONS, '; ')}."
@@ -88,6 +84,14 @@ def without_effect_line(idle: WithoutEffect) -> str:
     'without effect in this run: jnp.clip(..., -3, 3) at port.py:21 (jax) never clips'
     """
     return f"without effect in this run: {idle.operation} at {idle.line.place} ({idle.side}) {idle.why}"
+
+
+def aspect_lines(findings: Findings) -> Iterator[str]:
+    """Yield what is said further of each aspect, a line each."""
+    for name, aspect in aspects(findings):
+        yield from (f"{name}: {says}" for says in aspect.says[1:MOST_SAYS])
+        if (rest := len(aspect.says) - MOST_SAYS) > 0:
+            yield f"{name}: {count(rest, 'further sentence')} [--report, --json]"
 
 
 def beyond_lines(findings: Findings) -> Iterator[str]:

@@ -8,6 +8,7 @@ from jaxddp.parity.coverage import Beyond, Trial, WithoutEffect
 from jaxddp.parity.diagnosis.cause_lines import SCHEDULE
 from jaxddp.parity.diagnosis.differences import find_differences
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
+from jaxddp.parity.diagnosis.without_effect import PASSES_ON
 from jaxddp.parity.findings import Difference, Problem
 from jaxddp.parity.port.variants import Variant
 from jaxddp.parity.runs import Runs
@@ -86,10 +87,18 @@ class BeyondRun:
             yield from (_beyond(first, stage, one, others) for one in causes)
 
     def _of_sizes(self, tried: Sequence[Tried]) -> Iterator[Beyond]:
+        """Yield what differs with other sizes, once for each number of the port that explains it."""
+        by_number: dict[str, Beyond] = {}
         for one in (one for one in tried if one.differing):
             beyond = _beyond(one, next(iter(one.differing)), None, ())
             number = self._run_alone(lambda one=one: counted(self._runs, self._searches.workers, one))
-            yield replace(beyond, says=number[0], jax=number[1]) if number else beyond
+            if number is None:
+                yield beyond
+            elif (first := by_number.get(number[0])) is not None:
+                by_number[number[0]] = replace(first, others=(*first.others, one.trial))
+            else:
+                by_number[number[0]] = replace(beyond, says=number[0], jax=number[1])
+        yield from by_number.values()
 
     def _run_alone(self, search: Callable[[], T]) -> T | None:
         """Return the result of a search for a cause; None if it fails, or if none is to be sought."""
@@ -110,16 +119,16 @@ def _beyond(tried: Tried, stage: str, difference: Difference | None, others: tup
 
 
 def with_idle_operations(beyond: Sequence[Beyond], idle: Sequence[WithoutEffect]) -> tuple[Beyond, ...]:
-    """Name, for differences that nothing explains, the only operation of their part that had no effect in the run."""
-    named = []
-    for one in beyond:
-        of_optimizer = one.stage in ("update", "params", "optimizer_state")
-        lines = {(quote.path, quote.line) for quote in (one.jax, one.torch) if quote is not None}
-        fitting = [x for x in idle if ((x.line.path, x.line.line) in lines) == of_optimizer]
-        if one.says or len(fitting) != 1 or one.trial.kind == "replicas":
-            named.append(one)
-            continue
-        says = f"{fitting[0].operation}, without effect in the run"
-        lines_of = {"jax": None, "torch": None, fitting[0].side: fitting[0].line}
-        named.append(replace(one, says=says, **lines_of))
-    return tuple(named)
+    """Name, for a difference that nothing explains, the only operation of its part that had no effect in the run."""
+    return tuple(one if one.says or one.trial.kind == "replicas" else _with_idle(one, idle) for one in beyond)
+
+
+def _with_idle(beyond: Beyond, idle: Sequence[WithoutEffect]) -> Beyond:
+    of_optimizer = beyond.stage in ("update", "params", "optimizer_state")
+    fitting = [operation for operation in idle if (operation.why == PASSES_ON) == of_optimizer]
+    if len(fitting) != 1:
+        return beyond
+    (operation,) = fitting
+    jax, torch = (operation.line if operation.side == side else None for side in ("jax", "torch"))
+    lacking = "the reference has none" if operation.side == "jax" else "in the reference alone"
+    return replace(beyond, says=f"{operation.operation}; {lacking}", jax=jax, torch=torch)
