@@ -165,7 +165,7 @@ class Steps:
         for step in range(steps):
             tell(f"step {step + 1}")
             micro_batches = next(batches)
-            given = None if made is None else made[step]["clipped_gradients"]
+            given: Arrays | None = None if made is None else made[step]["clipped_gradients"]
             if reference is not None:
                 before = reference.before(step)
                 if shared is not None:
@@ -174,8 +174,8 @@ class Steps:
                 load_state(model, before, strict=False)
                 # With shared parameters, rank 0 makes the updates of all.
                 if shared is None or world.rank == 0:
-                    given = reference.records[step]
-                    given = full(given, "clipped_gradients") if "clipped_gradients" in given else None
+                    record = reference.records[step]
+                    given = full(record, "clipped_gradients") if "clipped_gradients" in record else None
             if shared is not None:
                 shared.wait()  # rank 0 may still be writing the parameters that the others read
             if self.variants:

@@ -1,7 +1,8 @@
 """Compare both sides beyond a run in which nothing differs, and say what differs there."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from jaxddp.parity.coverage import Beyond, Trial, WithoutEffect
@@ -41,7 +42,7 @@ class BeyondRun:
         optimizer = [*self._tried(of_optimizer(self._has_moments(), by_loss))]
         if not self._runs.facts.multi_loss:
             optimizer += self._run(lambda: [after_many_steps(self._trials)], (Variant(LONG),))
-        sizes = self._run(lambda: [*self._trials.sizes()], (Variant(self._trials.more), Variant(self._trials.shorter)))
+        sizes = self._run(self._trials.sizes, (Variant(self._trials.more), Variant(self._trials.shorter)))
         beyond = [*self._explained(model), *self._explained(optimizer), *self._of_sizes(sizes)]
         trials = {one.trial.what: one.trial for one in (*model, *optimizer, *sizes)}
         return tuple(trials.values()), tuple(beyond)
@@ -60,12 +61,12 @@ class BeyondRun:
         """Yield the trials of variants, in runs that are no longer than the check's, as a schedule may end with it."""
         for start in range(0, len(variants), self._steps):
             part = tuple(variants[start : start + self._steps])
-            yield from self._run(lambda part=part: [*self._trials.tried(part)], part)
+            yield from self._run(partial(self._trials.tried, part), part)
 
-    def _run(self, run: Callable[[], list[Tried]], variants: Sequence[Variant]) -> list[Tried]:
+    def _run(self, run: Callable[[], Iterable[Tried]], variants: Sequence[Variant]) -> list[Tried]:
         """Return the trials of a run; if it fails, they are left out."""
         problems: list[Problem] = []
-        tried = self._searches.run(run, problems)
+        tried = self._searches.run(lambda: [*run()], problems)
         if tried is not None:
             return tried
         why = problems[0].message if problems else "the check was ended"
@@ -83,15 +84,15 @@ class BeyondRun:
         differences = [] if evidence is None else find_differences(evidence, self._searches)
         stages = [one.stage for one in differences if one.stage in first.differing]
         for stage in dict.fromkeys(stages or [*first.differing][:1]):
-            causes = [one for one in differences if one.stage == stage] or [None]
-            yield from (_beyond(first, stage, one, others) for one in causes)
+            causes = [one for one in differences if one.stage == stage]
+            yield from (_beyond(first, stage, one, others) for one in causes or (None,))
 
     def _of_sizes(self, tried: Sequence[Tried]) -> Iterator[Beyond]:
         """Yield what differs with other sizes, once for each number of the port that explains it."""
         by_number: dict[str, Beyond] = {}
         for one in (one for one in tried if one.differing):
             beyond = _beyond(one, next(iter(one.differing)), None, ())
-            number = self._run_alone(lambda one=one: counted(self._runs, self._searches.workers, one))
+            number = self._run_alone(partial(counted, self._runs, self._searches.workers, one))
             if number is None:
                 yield beyond
             elif (first := by_number.get(number[0])) is not None:
