@@ -85,7 +85,7 @@ class CheckOptions:
     write_names: bool = False
     """Write the proposed table into PORT.py where names do not map, and check again."""
     quick: bool = False
-    """Compare the run alone, and nothing beyond it."""
+    """Compare the run, types and rates alone: no initialisation, no evaluation, and nothing beyond the run."""
     seed: int = 0
     """Seed from which torch draws the weights of a port."""
     timeout: float = 300.0

@@ -100,7 +100,7 @@ def check(
         flags: flags of a run file's options and of its trainers: `["--layers", "2", "--lr", "0.1"]`.
         patch: whether to look for edits of the JAX side's files that remove the differences; no file is changed.
         causes: whether to look for the causes of differences. The verdict does not depend on it, and takes less time.
-        quick: whether to compare the run alone, and nothing beyond it.
+        quick: whether to compare the run, types and rates alone.
         total_steps: optimizer steps of the whole training, up to which the learning rates of both sides must be equal;
             None: as the port says, or torch's scheduler shows.
 
@@ -188,7 +188,7 @@ def report_on(
         remarks: sentences for the report.
         causes: whether to look for the causes of differences.
         rates: comparison of the learning rates after the run, and of the initialisation.
-        quick: compare nothing beyond the run.
+        quick: compare neither the evaluation nor anything beyond the run.
     """
     progress, untried = runs.progress, [*runs.progress.untried()]
     with progress.stage(COMPARE):
@@ -219,7 +219,7 @@ def report_on(
     if not semantic:
         differences += drifts(free, len(runs.jax), rate_rounding)
     differences = differences or ([] if problems else [*unexplained(evidence)])
-    evaluation, of_evaluation = evaluation_of(evidence, searches, causes)
+    evaluation, of_evaluation = ({}, []) if quick else evaluation_of(evidence, searches, causes)
     differences += of_evaluation
     untried += [name for name, aspect in evaluation.items() if searches.ended and aspect.verdict == "not compared"]
     if searches.ended and not all(one.cause for one in differences):

@@ -118,7 +118,9 @@ class Seeds:
 def _seeders() -> list[Callable[..., Any]]:
     """Return the functions that set the seed of a generator of the whole process."""
     torch = sys.modules.get("torch")
-    return [np.random.seed, random.seed, *([] if torch is None else [torch.manual_seed])]
+    # torch.compile makes the first one another function.
+    of_torch = [] if torch is None else dict.fromkeys([torch.manual_seed, torch.random.manual_seed])
+    return [np.random.seed, random.seed, *of_torch]
 
 
 def drawn(

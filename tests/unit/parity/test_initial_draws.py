@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # which wraps torch.manual_seed
 
 from jaxddp.parity.initial_draws import DRAWS, FEW, LARGEST, Seeds, drawn, draws_for
 
