@@ -66,9 +66,6 @@ class TrialRuns:
     def __init__(self, runs: Runs, workers: Workers):
         assert isinstance(runs.case, PortCase), "jaxddp's own models have no trials"
         self.runs, self.workers, self.case = runs, workers, runs.case
-        self._forced = runs.case
-        if runs.facts.custom_step:  # its optimizer gets the gradients of its own loss
-            self._forced = replace(runs.case, source=scaled_by_batch(runs.case.source))
         self._numbers = itertools.count()
 
     def tried(self, variants: Sequence[Variant]) -> Iterator[Tried]:
@@ -77,8 +74,9 @@ class TrialRuns:
         Raises:
             ChildError: a side fails.
         """
-        custom = self.runs.facts.custom_step
-        left = tuple(replace(variant, scales_loss=custom) for variant in variants)
+        # The optimizer of a `flax_step` gets the gradients of the step's own loss.
+        scales = self.runs.facts.custom_step and any(variant.gradients != 1 for variant in variants)
+        left = tuple(replace(variant, scales_loss=scales) for variant in variants)
         while left:
             made = self.made_run(left)
             torch, jax, why = self._take(made, left)
@@ -102,6 +100,11 @@ class TrialRuns:
         clipping = reference_clipping(facts) if facts.clips_inside else NOT_CLIPPED
         return MadeRun(run, variants, clipping, gives_gradients or not facts.custom_step)
 
+    def _case(self, variants: tuple[Variant, ...]) -> PortCase:
+        source = self.case.source
+        source = scaled_by_batch(source) if variants[0].scales_loss else source
+        return replace(self.case, source=source, variants=variants)
+
     def folders(self) -> tuple[Path, Path, Path]:
         """Return new folders: of a made run, of torch's records and of jax's."""
         number = next(self._numbers)
@@ -117,7 +120,7 @@ class TrialRuns:
         of_model = tried.trial.kind in OF_MODEL
         variants = (tried.variant,) if of_model else tried.variants[: tried.place + 1]
         made, of_torch, of_jax = self.folders()
-        case, run = replace(self._forced, variants=variants), self.made_run(variants)
+        case, run = self._case(variants), self.made_run(variants)
         start, sizes = run.start(), (case.world_size, case.steps)
         run.write(made, 1)
         given = None if of_model or self.runs.facts.custom_step else rank_folder(made, 0)
@@ -137,7 +140,7 @@ class TrialRuns:
     ) -> tuple[Sequence[StoredRecord], Sequence[StoredRecord], str]:
         """Let both sides take variants; return their records, and why torch ended before the last variant."""
         made, of_torch, of_jax = self.folders()
-        case = replace(self._forced, variants=variants)
+        case = self._case(variants)
         run.write(made, case.world_size)
         start, ranks = run.start(), [rank_folder(made, rank) for rank in range(case.world_size)]
         sizes = case.world_size, case.steps
