@@ -221,7 +221,9 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for flag in ("PORT.py", "--world-size", "--steps", "--dtype", "--only", "--json", "--report", "--platform"):
         assert flag in printed
-    assert "0: equal, 1: different, 2: could not be checked" in " ".join(printed.replace("│", " ").split())
+    assert "0: equal, or different only beyond the run; 1: different; 2: could not be checked" in " ".join(
+        printed.replace("│", " ").split()
+    )
 
 
 def test_built_in_cases_have_unique_names_and_cover_every_feature() -> None:

@@ -66,7 +66,7 @@ def lines(folder: Path, workers: Workers, *changes: tuple[str, str], steps: int 
         text = text.replace(old, new)
     (folder / "port.py").write_text(text)
     report = check(folder / "port.py", steps=steps, workers=workers, numerics=False)
-    assert report.verdict == "equal", str(report)
+    assert report.verdict == "beyond" and not report.problems, str(report)  # the clip of the chain acts beyond the run
     for idle in report.without_effect:
         assert without_effect_line(idle)[:60] in str(report)
     return [f"{idle.operation} ({idle.side}) {idle.why}: {idle.line.itself}" for idle in report.without_effect]
