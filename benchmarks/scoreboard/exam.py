@@ -22,7 +22,8 @@ from jaxddp.parity.workers import Workers
 
 LIMIT = 120.0  # seconds of a check, after which it counts as refused; measured: 1 to 40, on two busy cores
 # What becomes of a mutant. Refused: the check says that it could not compare. Remarked: it calls the port equal, and
-# names the edited line. Only the last two lack a word about the edit.
+# names the edited line, or says of initialisation, keys or evaluation what it does not say of the correct port. Only the
+# last two lack a word about the edit.
 OUTCOMES = ("refused", "different", "beyond", "remarked", "equivalent", "silent")
 OF_VERDICTS = {"incomplete": "refused", "different": "different", "beyond": "beyond"}
 
@@ -73,7 +74,7 @@ def examine(mutant: Any, workers: Workers, limit: float = LIMIT) -> ExamScore:
     with tempfile.TemporaryDirectory(prefix="jaxddp-exam-") as folder:
         port = mutant.source.write(Path(folder), mutant.half, mutant.text)
         report = _checked(port, exam, workers, limit)
-        outcome, said = ("refused", report) if isinstance(report, str) else _outcome(report, mutant)
+        outcome, said = ("refused", report) if isinstance(report, str) else _outcome(report, mutant, workers)
         said = said.replace(f"{folder}/", "")
     return ExamScore(mutant.name, str(mutant).partition(": ")[2], outcome, said, time.monotonic() - started)
 
@@ -87,17 +88,36 @@ def _checked(port: Path, exam: Any, workers: Workers, limit: float) -> Report | 
         return str(error)
 
 
-def _outcome(report: Report, mutant: Any) -> tuple[str, str]:
+def _outcome(report: Report, mutant: Any, workers: Workers) -> tuple[str, str]:
     """Return the outcome of a mutant and what is said of it."""
     if report.verdict in OF_VERDICTS:
         return OF_VERDICTS[report.verdict], _first_words(report)
     if line := line_that_names(str(report), *mutant.place):
         return "remarked", line
+    if new := sorted(_sentences(report) - _sentences_on_correct(mutant, workers)):
+        return "remarked", new[0]
     by_hand = importlib.import_module("tests.faults.exam.equivalents").EQUIVALENTS
     if mutant.name in by_hand:
         return "equivalent", by_hand[mutant.name].why
     unproved = importlib.import_module("tests.faults.exam.equivalence").unproved_parts(mutant)
     return ("silent", "not proved: " + ", ".join(unproved)) if unproved else ("equivalent", "proved")
+
+
+_on_correct: dict[str, set[str]] = {}  # name of a port -> the sentences on it as it is
+
+
+def _sentences_on_correct(mutant: Any, workers: Workers) -> set[str]:
+    name = mutant.name.partition("/")[0]
+    if name not in _on_correct:
+        with tempfile.TemporaryDirectory(prefix="jaxddp-exam-") as folder:
+            report = _checked(mutant.source.write(Path(folder)), exam_module(), workers, LIMIT)
+        _on_correct[name] = set() if isinstance(report, str) else _sentences(report)
+    return _on_correct[name]
+
+
+def _sentences(report: Report) -> set[str]:
+    """Return what a report says of an equal port beside its numbers."""
+    return {says for aspect in report.aspects.values() for says in aspect.says} | {*report.idle}
 
 
 def _first_words(report: Report) -> str:
