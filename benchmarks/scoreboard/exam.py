@@ -22,8 +22,8 @@ from jaxddp.parity.workers import Workers
 
 LIMIT = 120.0  # seconds of a check, after which it counts as refused; measured: 1 to 40, on two busy cores
 # What becomes of a mutant. Refused: the check says that it could not compare. Remarked: it calls the port equal, and
-# names the edited line, or says of initialisation, keys or evaluation what it does not say of the correct port. The last
-# two alone lack a word about the edit.
+# names the edited line, or says of initialisation, keys or evaluation what it does not say of the correct port. The
+# last two alone lack a word about the edit.
 OUTCOMES = ("refused", "different", "beyond", "remarked", "equivalent", "silent")
 OF_VERDICTS = {"incomplete": "refused", "different": "different", "beyond": "beyond"}
 
