@@ -120,7 +120,7 @@ def _drawing(port: Port) -> tuple[str, Callable[..., Any]]:
     if port.torch_step is None or port.flax_step is None:
         return "flax_loss", port.flax_loss
     function: Any = port.flax_step
-    while getattr(function, "__code__", None) is OF_BATCHES:
+    if getattr(function, "__code__", None) is OF_BATCHES:
         function = function.__wrapped__
     # A jit around the step keeps its first trace, and the tracers of the numbers in it.
     jitted = hasattr(function, "lower") and hasattr(function, "__wrapped__")
