@@ -73,7 +73,7 @@ class WithoutEffect:
     """An operation that changed nothing in any step, and that the other side does not have at its place.
 
     Attributes:
-        side: "torch" or "jax".
+        side: "torch" or "jax"; "": it may be either's.
         operation: as the program has it ("jnp.clip(..., -3, 3)").
         why: why it had no effect ("never clips").
         line: its line.

@@ -60,11 +60,13 @@ class Watched(NamedTuple):
         members: transformations of the gradients, of an optimizer's chain or of a training loop; operand 0 is what
             they are given.
         numbers: numbers that torch's calls are given; of jax, those at which a change by 1 % changed no loss.
+        functions: first lines of the functions in the port's folder that were called.
     """
 
     calls: Calls
     members: Calls
     numbers: Calls
+    functions: frozenset[SourceLine] = frozenset()
 
 
 def merged(of_all: Iterable[Calls]) -> Calls:
@@ -84,8 +86,10 @@ def merged(of_all: Iterable[Calls]) -> Calls:
 
 
 def merged_sides(of_all: Iterable[Watched]) -> Watched:
-    """Merge what several ranks, or a run and trials beyond it, have seen of one side."""
-    return Watched(*map(merged, zip(*of_all, strict=True)))
+    """Merge what several ranks or steps have seen of one side."""
+    every = [*of_all]
+    calls, members, numbers = (merged(one[k] for one in every) for k in range(3))
+    return Watched(calls, members, numbers, frozenset().union(*(one.functions for one in every)))
 
 
 def numbers_of(function: str, given: Iterable[float]) -> tuple[float, ...]:

@@ -92,6 +92,10 @@ def _words(difference: InitialDifference, torch: Draws, jax: Draws) -> tuple[tup
         opposite = SIDES[1 - SIDES.index(difference.side)]
         equal = listed(difference.others, joint=", ")
         return ("alike", difference.side), f"starts equal to {equal} in {difference.side}, and not in {opposite}"
+    if difference.kind == "one_key":
+        equal = listed(difference.others, joint=", ")
+        says = f"has the random numbers of {equal} but for a factor, in {difference.side} alone: drawn with one key"
+        return ("one_key", name), says
     if difference.kind == "elements":
         where = f"is a constant in {difference.side} alone" if difference.side else "has other constants"
         return ("elements", name), f"row {difference.row} {where}"

@@ -23,6 +23,8 @@ UNLIKE = 4.0  # times as much overlap has a matrix that is not
 DEPENDENT = 2.0  # ratio of the error between draws to that of independent elements, above which they are not
 # Errors of so few draws (degrees of freedom) that have the chance of one error of many, from Student's distribution.
 STUDENT = {3: 1360.0, 6: 25.0, 7: 14.0, 14: 3.2}
+FIRST = 16  # numbers of a draw that show whether two tensors have one key
+RELATED = 0.9  # correlation of the first numbers in all draws; measured of independent ones: up to 0.5
 FEWEST = 64  # numbers of a row that is compared by itself
 OF_MASK = 2  # values of a mask or of an identity matrix
 SIDES = ("torch", "jax")
@@ -36,9 +38,10 @@ class InitialDifference:
     Attributes:
         tensor: its name in torch.
         kind: "constant" for values that are not drawn, "elements" where some of them are, "overlap" for an orthogonal
-            matrix, "alike" for tensors that are equal in each draw; "mean", "deviation", "shape", or "row".
+            matrix, "alike" for tensors that are equal in each draw, "one_key" for those that are so but for a factor;
+            "mean", "deviation", "shape", or "row".
         errors: the difference in standard errors; NaN where none measures it.
-        others: tensors that are equal to this one on `side` alone; for "alike".
+        others: tensors that are equal to this one on `side` alone; for "alike" and "one_key".
         side: see `others`; for "elements", the side that alone has a constant, "" if both have.
         row: number of the row that differs; for "row" and "elements".
     """
@@ -76,14 +79,15 @@ def differences(
         if (difference := _difference(name, *pair, name in parameters)) is not None:
             yield difference
     drawn = {name: pair for name, pair in both.items() if all(map(varies, pair))}
-    alike = {side: _alike({name: pair[place] for name, pair in drawn.items()}) for place, side in enumerate(SIDES)}
-    for side, opposite in (SIDES, SIDES[::-1]):
-        told = set[str]()
-        for name, others in alike[side].items():
-            unlike = tuple(x for x in others if x not in alike[opposite].get(name, ()))
-            if unlike and name not in told:
-                told.update((name, *unlike))
-                yield InitialDifference(name, "alike", others=unlike, side=side)
+    of_sides = [{name: pair[place] for name, pair in drawn.items()} for place in range(len(SIDES))]
+    told = set[tuple[str, str]]()
+    for kind, groups in (("alike", [*map(_alike, of_sides)]), ("one_key", [*map(_of_one_key, of_sides)])):
+        for side, mine, opposite in zip(SIDES, groups, groups[::-1], strict=True):
+            for name, others in mine.items():
+                unlike = tuple(x for x in others if x not in opposite.get(name, ()))
+                if unlike and (name, side) not in told:
+                    told.update((x, side) for x in (name, *unlike))
+                    yield InitialDifference(name, kind, others=unlike, side=side)
 
 
 def varies(tensor: DrawnTensor) -> bool:
@@ -246,3 +250,29 @@ def _alike(tensors: Mapping[str, DrawnTensor]) -> dict[str, tuple[str, ...]]:
     for name, tensor in tensors.items():
         groups.setdefault((tensor.shape, tensor.values.tobytes()), []).append(name)
     return {name: tuple(x for x in group if x != name) for group in groups.values() for name in group}
+
+
+def _of_one_key(tensors: Mapping[str, DrawnTensor]) -> dict[str, tuple[str, ...]]:
+    """Return for each tensor those whose first numbers are its own but for a factor, as one key gives to any shape.
+
+    >>> u = np.random.default_rng(0).uniform(-1, 1, (8, 40))
+    >>> drawn = {"a": DrawnTensor((5, 4), u[:, :20], np.full(8, np.nan)), "b": DrawnTensor((40,), 2 * u, np.zeros(8))}
+    >>> _of_one_key(drawn)
+    {'a': ('b',), 'b': ('a',)}
+    """
+    whole = {name: x for name, x in tensors.items() if FIRST <= x.values.shape[1] == math.prod(x.shape)}
+    names, related = [*whole], np.eye(len(whole), dtype=bool)
+    for order in (lambda x: x, _in_layout_of_flax):
+        rows = [order(x.values.reshape(-1, *x.shape)).reshape(len(x.values), -1)[:, :FIRST] for x in whole.values()]
+        flat = np.stack([x.reshape(-1).astype(np.float64) for x in rows]) if rows else np.zeros((0, 1))
+        flat /= np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), TINY)
+        related |= flat @ flat.T > RELATED
+    return {
+        name: tuple(x for x, is_one in zip(names, row, strict=True) if is_one and x != name)
+        for name, row in zip(names, related, strict=True)
+    }
+
+
+def _in_layout_of_flax(draws: np.ndarray) -> np.ndarray:
+    """Return torch's kernels, (draws, out, in, ...), as Flax has them: (draws, ..., in, out)."""
+    return draws.transpose(0, *range(3, draws.ndim), 2, 1) if draws.ndim > 2 else draws

@@ -1,6 +1,7 @@
 """Find the operations of a port that had no effect in any step, and that only one side has."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator
+from dataclasses import fields
 
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.coverage import WithoutEffect
@@ -19,26 +20,29 @@ from jaxddp.parity.idle_operations import (
 )
 from jaxddp.parity.jax_side.idle_operations import WatchJax
 from jaxddp.parity.operations import readings
+from jaxddp.parity.port import Port
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.records import is_large_model
 from jaxddp.parity.torch_side.idle_operations import WatchTorch
 from jaxddp.parity.user_code.operation_text import numbers_of_call, operation_text
+from jaxddp.parity.user_code.uncalled import uncalled
+from jaxddp.program.program import NAMES
 
 TOO_LARGE = "What had no effect in this run was not looked for, since the model is large."
 UNKNOWN = "What had no effect in this run is not known: {}."
 UNCHANGED = "changes no loss if it is changed by 1 %"
 PASSES_ON = "never changes the updates"
+UNCALLED = "is never called"
 
 
 def without_effect(
-    evidence: Evidence, searches: InterruptibleSearches, trials: Sequence[tuple[Watched, Watched]] = ()
+    evidence: Evidence, searches: InterruptibleSearches
 ) -> tuple[tuple[WithoutEffect, ...], tuple[str, ...]]:
     """Return the operations without effect that only one side has, and a sentence if they were not looked for.
 
     Args:
         evidence: records of two sides that are equal.
         searches: runs a job of each side, one after the other: torch's shows whether jax's has to look for twins.
-        trials: what torch and jax did in trials beyond the run; what acted there is left out.
     """
     case, folder, problems = evidence.case, evidence.torch_folder, list[Problem]()
     if not isinstance(case, PortCase):
@@ -54,10 +58,10 @@ def without_effect(
     if of_torch is None or of_jax is None:
         why = "; ".join(f"{problem}" for problem in problems) or "the check was ended"
         return (), (UNKNOWN.format(why),)
-    torch, jax = (merged_sides(of_side) for of_side in zip((of_torch, of_jax), *trials, strict=True))
-    alone = [*_calls("torch", torch.calls, jax.calls), *_calls("jax", jax.calls, torch.calls)]
-    alone += _members(evidence, torch.members, jax.members)
-    alone += _numbers(jax, {(one.line.path, one.line.line) for one in alone})
+    alone = [*_calls("torch", of_torch.calls, of_jax.calls), *_calls("jax", of_jax.calls, of_torch.calls)]
+    alone += _members(evidence, of_torch.members, of_jax.members)
+    alone += _numbers(of_jax, {(one.line.path, one.line.line) for one in alone})
+    alone += _functions(case.name, of_torch, of_jax)
     return tuple(sorted(alone, key=lambda one: (one.side, one.line.path, one.line.line))), ()
 
 
@@ -69,6 +73,16 @@ def _numbers(jax: Watched, lines: Collection[tuple[str, int]]) -> list[WithoutEf
     """Return numbers whose change changed no loss, but for those at lines without effect."""
     unchanged = [called for called, kept in jax.numbers.items() if kept.operands and called.line not in lines]
     return [_described_call("jax", called, UNCHANGED) for called in sorted(unchanged)]
+
+
+def _functions(port: str, torch: Watched, jax: Watched) -> Iterator[WithoutEffect]:
+    """Yield the functions of the port's files that neither side called."""
+    files = [{line.path for line in of_side.functions} for of_side in (torch, jax)]
+    for name, line in uncalled(port, torch.functions | jax.functions, (*NAMES, *(f.name for f in fields(Port)))):
+        sides = [side for side, paths in zip(("torch", "jax"), files, strict=True) if line.path in paths]
+        quote = Quote.of(line)
+        assert quote is not None, "it has a line"
+        yield WithoutEffect(sides[0] if len(sides) == 1 else "", f"{name}()", UNCALLED, quote)
 
 
 def _described_call(side: str, called: Called, why: str) -> WithoutEffect:

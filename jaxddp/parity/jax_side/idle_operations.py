@@ -46,6 +46,7 @@ from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.operations import Moments, SourceLine, is_of_user
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.torch_side.pool import torch_records
+from jaxddp.parity.user_code.uncalled import calls_noted
 from jaxddp.step.replica_step import ReplicaStep
 
 # Modules of jax between a user's line and the function that it calls.
@@ -82,6 +83,11 @@ class WatchJax:
     def run(self, tell: Tell) -> Watched:
         """Compute the loss of all micro-batches, and return the operations at the user's lines."""
         tell("operations without effect")
+        with calls_noted(self.case.name) as called:
+            watched = self._watched()
+        return watched._replace(functions=frozenset(called))
+
+    def _watched(self) -> Watched:
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             side = side_of(self.case)

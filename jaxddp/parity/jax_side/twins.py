@@ -86,9 +86,9 @@ class FindTwins:
         try:
             converter = Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
         except RuleError as error:
-            return FoundTwins(str(error), draws=self._draws())
+            return FoundTwins(str(error), draws=_draws(self.case))
         except NamesError as error:
-            return replace(_proposal(port, error, model, functional, module, tell), draws=self._draws())
+            return replace(_proposal(port, error, model, functional, module, tell), draws=_draws(self.case))
         names: dict[str, str] = {}
         if may_flatten(module) or any(piece.other_axes for piece in converter.pieces):
             tell("flax_loss and torch_loss, to see the order of flattened images and of axes")
@@ -99,17 +99,33 @@ class FindTwins:
             names = _as_text({**port.names, **changed}) if changed else {}
         summands = tuple(piece.summand for piece in converter.pieces if piece.summand)
         types = HeldTypes()
-        draws = self._draws(types)
+        draws = _draws(self.case, types)
         types = held_types(port, model, functional, converter, made_at, types)
         return FoundTwins(names=names, draws=draws, summands=summands, types=types)
 
-    def _draws(self, types: HeldTypes | None = None) -> tuple[Draw, ...] | InputError:
-        """Return the draws of the jax loss, or why it cannot be computed."""
-        try:
-            with errors_located(self.case.name):
-                return draws_of(self.case.port, types)
-        except InputError as error:  # the run of the port reports it
-            return error
+
+@dataclass(frozen=True)
+class FindDraws:
+    """A job that finds the draws of the jax loss.
+
+    Attributes:
+        case: a port.
+    """
+
+    case: AnyPortCase
+
+    def run(self, tell: Tell) -> tuple[Draw, ...] | InputError:
+        """Return the draws, or why the loss cannot be computed."""
+        tell("flax_loss")
+        return _draws(self.case)
+
+
+def _draws(case: AnyPortCase, types: HeldTypes | None = None) -> tuple[Draw, ...] | InputError:
+    try:
+        with errors_located(case.name):
+            return draws_of(case.port, types)
+    except InputError as error:  # the run of the port reports it
+        return error
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ def without_effect_line(idle: WithoutEffect) -> str:
     >>> without_effect_line(WithoutEffect("jax", "jnp.clip(..., -3, 3)", "never clips", Quote("port.py", 21)))
     'without effect in this run: jnp.clip(..., -3, 3) at port.py:21 (jax) never clips'
     """
-    return f"without effect in this run: {idle.operation} at {idle.line.place} ({idle.side}) {idle.why}"
+    side = f" ({idle.side})" if idle.side else ""
+    return f"without effect in this run: {idle.operation} at {idle.line.place}{side} {idle.why}"
 
 
 def aspect_lines(findings: Findings) -> Iterator[str]:

@@ -31,6 +31,7 @@ from jaxddp.parity.records import Records, full
 from jaxddp.parity.torch_side.multi_loss_loop import MultiLossLoop
 from jaxddp.parity.torch_side.rank import load_state, rank_folder
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
+from jaxddp.parity.user_code.uncalled import calls_noted
 from torch_ref.distributed import World
 
 REFLECTED = {f"{prefix}{name}": name for name in ("mul", "div", "truediv", "add", "sub") for prefix in "ri"}
@@ -67,6 +68,11 @@ class WatchTorch:
     def run(self, world: World, tell: Tell) -> Watched:
         """Compute the loss of this rank's micro-batches, and return the calls at the user's lines."""
         tell("operations without effect")
+        with calls_noted(self.source.name) as called:
+            watched = self._watched(world, tell)
+        return watched._replace(functions=frozenset(called))
+
+    def _watched(self, world: World, tell: Tell) -> Watched:
         side = make_side(self.source, self.steps, "float64")
         side = side._replace(model=side.model.to(world.device))
         reference = Trajectory(self.start, Records([rank_folder(self.reference, 0)]))

@@ -9,7 +9,7 @@ from jaxddp.parity.coverage import Beyond, Trial, WithoutEffect
 from jaxddp.parity.diagnosis.cause_lines import SCHEDULE
 from jaxddp.parity.diagnosis.differences import find_differences
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
-from jaxddp.parity.diagnosis.without_effect import PASSES_ON
+from jaxddp.parity.diagnosis.without_effect import PASSES_ON, UNCALLED
 from jaxddp.parity.findings import Difference, Problem
 from jaxddp.parity.port.variants import Variant
 from jaxddp.parity.runs import Runs
@@ -126,7 +126,7 @@ def with_idle_operations(beyond: Sequence[Beyond], idle: Sequence[WithoutEffect]
 
 def _with_idle(beyond: Beyond, idle: Sequence[WithoutEffect]) -> Beyond:
     of_optimizer = beyond.stage in ("update", "params", "optimizer_state")
-    fitting = [operation for operation in idle if (operation.why == PASSES_ON) == of_optimizer]
+    fitting = [x for x in idle if x.why != UNCALLED and (x.why == PASSES_ON) == of_optimizer]
     if len(fitting) != 1:
         return beyond
     (operation,) = fitting

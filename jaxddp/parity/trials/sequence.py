@@ -29,9 +29,6 @@ def of_optimizer(has_moments: bool, by_loss: bool = False) -> list[Variant]:
         has_moments: both sides show the optimizer's first moments.
         by_loss: gradients can be changed by a factor of the loss alone.
 
-    Args:
-        has_moments: both sides show the optimizer's first moments.
-
     >>> [variant.trial.what for variant in of_optimizer(True, by_loss=True) if variant.trial][-1]
     'with first moments 10,000 times as large'
     """

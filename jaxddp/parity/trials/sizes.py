@@ -6,18 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 
+from jaxddp.errors import InputError
 from jaxddp.parity.compare.judge import judge
 from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.coverage import Trial
 from jaxddp.parity.jax_side.child import Forced, jax_records
 from jaxddp.parity.jax_side.number_lines import NumberLines
-from jaxddp.parity.port.draws import DrawnSource
+from jaxddp.parity.jax_side.twins import FindDraws
+from jaxddp.parity.port import PortSource
+from jaxddp.parity.port.draws import DrawnSource, paired
 from jaxddp.parity.port.variants import Variant, with_variants
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.records import Record
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side.pool import torch_records
-from jaxddp.parity.torch_side.rank import Steps
+from jaxddp.parity.torch_side.rank import DrawWeights, Steps
 from jaxddp.parity.trials.runs import TrialRuns, Tried, judged
 from jaxddp.parity.workers import Workers
 
@@ -40,12 +43,7 @@ class SizeTrials(TrialRuns):
         Raises:
             ChildError: a side fails.
         """
-        if isinstance(self.case.source, DrawnSource):
-            yield self._size(Variant(self.more), self.case.world_size + 1)
-            why = "the shapes of its random draws depend on their number"
-            yield Tried(Variant(self.shorter), replace(self.shorter, left_out=why), {}, 0, ())
-        else:
-            yield from self._more_and_shorter()
+        yield from self._more_and_shorter()
         if self.case.world_size > 1 and not self.runs.facts.multi_loss:  # it may ask torch for the number of ranks
             yield self._size(Variant(self._replicas(1)), 1)
 
@@ -67,7 +65,10 @@ class SizeTrials(TrialRuns):
         assert variant.trial is not None
         _, of_torch, of_jax = self.folders()
         variants, start = (variant,), self.runs.start
-        source = with_variants(self.case.source, variants, self.case.world_size)
+        try:
+            source = self._source(variants)
+        except InputError as error:
+            return Tried(variant, replace(variant.trial, left_out=f"{error}"), {}, 0, variants)
         case = replace(self.case, source=source, world_size=count)
         steps = Steps(case.torch_source, "float64", count, case.steps, of_torch, start, variants=variants)
         summaries = self.workers.torch_of(count).do(steps)
@@ -78,6 +79,23 @@ class SizeTrials(TrialRuns):
         judgement = judge(torch_run, jax_run, self.runs.facts, self.runs.summary.optimizer)
         tried = judged(Tried(variant, variant.trial, {}, 0, variants), judgement, torch_run[0], jax_run[0])
         return replace(tried, factor=_factor(torch_run[0], jax_run[0], tried), sizes=summaries[0].sizes, count=count)
+
+    def _source(self, variants: tuple[Variant]) -> PortSource:
+        """Return a source of the variant's batches, with numbers for draws of their shapes.
+
+        Raises:
+            InputError: the draws of both sides are not pairs.
+        """
+        source = with_variants(self.case.source, variants, self.case.world_size)
+        if not (isinstance(source, DrawnSource) and variants[0].shorter):
+            return source
+        case = replace(self.case, source=source.source)
+        draw = DrawWeights(case.torch_source, "float64", self.folders()[0], self.case.seed)
+        ((_, _, of_torch, _),) = self.workers.torch.do(draw)
+        of_jax = self.workers.jax.do(FindDraws(case))
+        if isinstance(why := of_torch, InputError) or isinstance(why := of_jax, InputError):
+            raise why
+        return replace(source, draws=paired(of_torch, of_jax))
 
 
 def counted(runs: Runs, workers: Workers, tried: Tried) -> tuple[str, Quote | None] | None:

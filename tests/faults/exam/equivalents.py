@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 import torch
+from flax import nnx
 from jax import numpy as jnp
 
 MOST = 20
@@ -24,12 +26,14 @@ class Equivalent:
         before, after: the edited expression and what replaces it, with their gradients where these are taken, as
             functions of the same inputs.
         shapes: shapes of the inputs, which are drawn from a normal distribution.
+        draws: both expressions draw a random number, from one distribution.
     """
 
     why: str
     before: Callable[..., Any]
     after: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...]
+    draws: bool = False
 
 
 def _swapped_huber(delta: float) -> Equivalent:
@@ -50,6 +54,29 @@ def _rates(**dtype: torch.dtype) -> Callable[[Any], Any]:
     return lambda x: torch.as_tensor(x) * 100.0 ** (-torch.arange(0, 8, 2, **dtype).double() / 8)
 
 
+def _average(learns: bool) -> Callable[[Any, Any], Any]:
+    """Return the next average of weights, of a parameter that no optimizer has."""
+
+    def average(before: Any, new: Any) -> Any:
+        parameter = torch.nn.Parameter(torch.as_tensor(before), requires_grad=learns)
+        with torch.no_grad():
+            parameter.mul_(0.99).add_(torch.as_tensor(new), alpha=0.01)
+        return parameter.detach().numpy()
+
+    return average
+
+
+def _noise(own: bool) -> Callable[[Any], Any]:
+    """Return the first number of noise, of a stream of its own or of the default one; a number gives the seed."""
+
+    def first(x: Any) -> Any:
+        seed = int(abs(x) * 1e6)
+        rngs = nnx.Rngs(seed, noise=seed + 1) if own else nnx.Rngs(seed)
+        return np.asarray(jax.random.normal(rngs.noise()))
+
+    return first
+
+
 # Name of a mutant, as `Mutant.name` -> why it is equivalent.
 EQUIVALENTS = {
     "mlp/jax/arguments_swapped/37:29/0": _swapped_huber(0.5),
@@ -65,5 +92,18 @@ EQUIVALENTS = {
         _rates(dtype=torch.float64),
         _rates(),
         ((),),
+    ),
+    "diffusion/torch/boolean/37:63/0": Equivalent(
+        "the average's parameters are in no optimizer, and no loss depends on them",
+        _average(learns=False),
+        _average(learns=True),
+        ((3,), (3,)),
+    ),
+    "vae/jax/keyword_left_out/33:26/0": Equivalent(
+        "the default stream, which draws nothing else in a step, gives the noise in place of one of its own",
+        _noise(own=True),
+        _noise(own=False),
+        ((),),
+        draws=True,
     ),
 }
