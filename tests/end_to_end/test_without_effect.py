@@ -103,3 +103,28 @@ def test_what_acts_in_a_later_step_on_one_replica_has_an_effect(tmp_path: Path, 
     one = ("known = np.ones((6, 5), bool)", "known = np.ones((6, 5), bool); known[0, 0] = (step, rank) != (1, 1)")
     kept = ("0.0)\n    rows = jnp.tanh", "1e-9 * 0.0)\n    rows = jnp.tanh")
     assert lines(tmp_path, workers, clips, of_torch, one, kept) == []
+
+
+def test_functions_that_nothing_calls_are_named(tmp_path: Path, workers: Workers) -> None:
+    defined = """
+def halved(x):
+    return x / 2
+
+def dumped(params):
+    return loaded(params)
+
+def loaded(params):
+    return params
+
+if __name__ == "__main__":
+    print(dumped(flax_model()))
+
+def flax_loss(params, batch):
+    if len(batch) > 90:
+        return capped(batch)
+"""
+    found = lines(tmp_path, workers, ("\ndef flax_loss(params, batch):\n", f"def capped(x):\n    return x\n{defined}"))
+    assert found == [
+        "capped() () is never called: def capped(x):",
+        "halved() () is never called: def halved(x):",
+    ]

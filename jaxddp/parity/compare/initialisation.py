@@ -264,7 +264,9 @@ def _of_one_key(tensors: Mapping[str, DrawnTensor]) -> dict[str, tuple[str, ...]
     names, related = [*whole], np.eye(len(whole), dtype=bool)
     for order in (lambda x: x, _in_layout_of_flax):
         rows = [order(x.values.reshape(-1, *x.shape)).reshape(len(x.values), -1)[:, :FIRST] for x in whole.values()]
-        flat = np.stack([x.reshape(-1).astype(np.float64) for x in rows]) if rows else np.zeros((0, 1))
+        flat = (
+            np.stack([(x - x.mean(axis=0, dtype=np.float64)).reshape(-1) for x in rows]) if rows else np.zeros((0, 1))
+        )
         flat /= np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), TINY)
         related |= flat @ flat.T > RELATED
     return {

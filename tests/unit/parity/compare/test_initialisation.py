@@ -175,3 +175,21 @@ def test_members_that_start_alike_on_one_side_are_found() -> None:
 def test_tensors_without_numbers_are_left_out(values: np.ndarray) -> None:
     tensor = DrawnTensor(values.shape[1:], values, np.full(8, np.nan))
     assert compared(tensor, tensor) == []
+
+
+def flax_kernel(numbers: np.ndarray, shape: tuple[int, ...]) -> DrawnTensor:
+    """Return draws of a kernel that Flax fills with the first of some numbers, under torch's name and axes."""
+    draws = numbers[:, : shape[0] * shape[1]].reshape(-1, *shape[::-1]).transpose(0, 2, 1)
+    return DrawnTensor(shape, draws.reshape(len(draws), -1), np.zeros(len(draws)))
+
+
+@pytest.mark.parametrize("draw", KINDS.values(), ids=KINDS)
+def test_tensors_that_are_drawn_with_one_key_are_found_and_independent_ones_are_not(draw: Draw) -> None:
+    rng = np.random.default_rng(1)
+    numbers = np.stack([draw(rng, (1200, 1)).reshape(-1) for _ in range(8)])
+    shapes = {"a": (40, 25), "b": (30, 40), "c": (40, 25)}
+    torch, own = ({name: drawn(draw, ord(name) + k, shape) for name, shape in shapes.items()} for k in (0, 3))
+    one_key = {"a": flax_kernel(numbers, (40, 25)), "b": flax_kernel(3 * numbers, (30, 40)), "c": own["c"]}
+    assert [x for x in differences(torch, own, "abc") if x.kind == "one_key"] == []
+    found = [x for x in differences(torch, one_key, "abc") if x.kind == "one_key"]
+    assert [(x.tensor, x.others, x.side) for x in found] == [("a", ("b",), "jax")]
