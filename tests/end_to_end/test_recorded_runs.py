@@ -142,6 +142,7 @@ for number in range(3):
     loss.backward()
     optimizer.step()
     recorder.step({"x": x}, loss)
+del model, optimizer, recorder, loss  # before the group, see test_unequal_ranks
 dist.destroy_process_group()
 """
 

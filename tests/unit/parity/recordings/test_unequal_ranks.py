@@ -36,6 +36,12 @@ def record_rank(rank: int, store: str, folder: Path) -> None:
     """Train one of torch's ranks."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    _record(rank, folder)
+    # The model is gone by now: it would end gloo's thread with the GIL held, for which that thread may wait.
+    dist.destroy_process_group()
+
+
+def _record(rank: int, folder: Path) -> None:
     inner = torch.nn.Linear(3, 1, bias=False).double()
     torch.nn.init.ones_(inner.weight)
     model = torch.nn.parallel.DistributedDataParallel(inner)
@@ -49,7 +55,6 @@ def record_rank(rank: int, store: str, folder: Path) -> None:
         loss.backward()
         optimizer.step()
         recorder.step(batch, loss)
-    dist.destroy_process_group()
 
 
 def record_jax(folder: Path, *, sizes: Sequence[int] = SIZES, by_examples: bool = False, in_one: bool = False) -> Path:
