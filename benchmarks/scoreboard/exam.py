@@ -22,7 +22,7 @@ from jaxddp.parity.workers import Workers
 
 LIMIT = 120.0  # seconds of a check, after which it counts as refused; measured: 1 to 40, on two busy cores
 # What becomes of a mutant. Refused: the check says that it could not compare. Remarked: it calls the port equal, and
-# names the edited line, or says of initialisation, keys or evaluation what it does not say of the correct port. The
+# names the edited line, or says what it does not say of the correct port, as of initialisation or evaluation. The
 # last two alone lack a word about the edit.
 OUTCOMES = ("refused", "different", "beyond", "remarked", "equivalent", "silent")
 OF_VERDICTS = {"incomplete": "refused", "different": "different", "beyond": "beyond"}
@@ -117,7 +117,8 @@ def _sentences_on_correct(mutant: Any, workers: Workers) -> set[str]:
 
 def _sentences(report: Report) -> set[str]:
     """Return what a report says of an equal port beside its numbers."""
-    return {says for aspect in report.aspects.values() for says in aspect.says} | {*report.idle}
+    left_out = {f"not tried {trial.what}: {trial.left_out}" for trial in report.trials if trial.left_out}
+    return {says for aspect in report.aspects.values() for says in aspect.says} | {*report.idle} | left_out
 
 
 def _first_words(report: Report) -> str:

@@ -88,8 +88,8 @@ def merged(of_all: Iterable[Calls]) -> Calls:
 def merged_sides(of_all: Iterable[Watched]) -> Watched:
     """Merge what several ranks or steps have seen of one side."""
     every = [*of_all]
-    calls, members, numbers = (merged(one[k] for one in every) for k in range(3))
-    return Watched(calls, members, numbers, frozenset().union(*(one.functions for one in every)))
+    calls, members, numbers = (merged(x) for x in zip(*(watched[:3] for watched in every), strict=True))
+    return Watched(calls, members, numbers, frozenset().union(*(watched.functions for watched in every)))
 
 
 def numbers_of(function: str, given: Iterable[float]) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.coverage import Trial
 from jaxddp.parity.jax_side.long_run import JaxUpdates
 from jaxddp.parity.port.variants import Variant
+from jaxddp.parity.sums import folded
 from jaxddp.parity.torch_side.long_run import TorchUpdates
 from jaxddp.parity.torch_side.rank import rank_folder
 from jaxddp.parity.trials.runs import TrialRuns, Tried
@@ -38,5 +39,6 @@ def after_many_steps(trials: TrialRuns) -> Tried:
     tried = Tried(Variant(LONG), LONG, {}, 0, ())
     if torch is None:
         return replace(tried, trial=replace(LONG, left_out="its rate has a schedule, which is compared by itself"))
-    located = Located.worst(STEPS, residuals({name: jax[name] for name in torch}, torch), ALLOWED)
+    summed = folded("params", torch, runs.summands)
+    located = Located.worst(STEPS, residuals({name: jax[name] for name in summed}, summed), ALLOWED)
     return tried if located.residual <= ALLOWED else replace(tried, differing={"params": located})

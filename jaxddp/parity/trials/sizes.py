@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -93,8 +94,10 @@ class SizeTrials(TrialRuns):
         draw = DrawWeights(case.torch_source, "float64", self.folders()[0], self.case.seed)
         ((_, _, of_torch, _),) = self.workers.torch.do(draw)
         of_jax = self.workers.jax.do(FindDraws(case))
-        if isinstance(why := of_torch, InputError) or isinstance(why := of_jax, InputError):
-            raise why
+        for side, draws in (("torch", of_torch), ("jax", of_jax)):
+            if isinstance(draws, InputError):
+                why = str(draws).removeprefix(f"{Path(self.case.name).parent}/").rstrip(".")
+                raise InputError(f"{side} fails: {why}")
         return replace(source, draws=paired(of_torch, of_jax))
 
 
