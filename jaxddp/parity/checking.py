@@ -43,7 +43,22 @@ from jaxddp.parity.jax_side.excerpt_program import MANY
 from jaxddp.parity.patch.proposals import with_patches
 from jaxddp.parity.port import Port, PortFile, PortSource
 from jaxddp.parity.processes import end_if_importing
-from jaxddp.parity.progress import BEYOND, CAUSES, COMPARE, DRAW, FLOAT32, FORCED, FREE, PATCHES, Progress
+from jaxddp.parity.progress import (
+    BEYOND,
+    CAUSES,
+    COMPARE,
+    DRAW,
+    EVALUATION,
+    FLOAT32,
+    FORCED,
+    FREE,
+    INITIAL,
+    KEYS,
+    PATCHES,
+    RATES,
+    WITHOUT_EFFECT,
+    Progress,
+)
 from jaxddp.parity.rates import Rates, compare_rates
 from jaxddp.parity.records import Record, Records, is_large_model, total_loss
 from jaxddp.parity.report.report import Report
@@ -138,9 +153,7 @@ def check(
             with stop.raising():  # a process starts only once the imports that all processes share are done
                 runs.in_float64()
                 runs, remarks = _with_wide_arrays(runs, case, crew)
-                rates = compare_rates(runs, crew, total_steps)
-                if not quick and (initial := initialisation(runs)) is not None:
-                    rates = rates._replace(aspects={**rates.aspects, "initialisation": initial})
+                rates = rates_and_start(runs, crew, total_steps, quick)
                 if numerics and len(runs.torch) and len(runs.jax):
                     runs.in_float32()
         except Stopped:
@@ -149,6 +162,15 @@ def check(
         if workers is None and math.isfinite(stop.left):
             crew.end(patience=min(ENDING, stop.left))  # the report must not wait for processes beyond the limit
         return report
+
+
+def rates_and_start(runs: Runs, workers: Workers, total_steps: int | None = None, quick: bool = False) -> Rates:
+    """Compare the learning rates to their end and, unless `quick`, how both models draw their initial weights."""
+    with runs.progress.stage(RATES):
+        rates = compare_rates(runs, workers, total_steps)
+    with runs.progress.stage(INITIAL):
+        initial = None if quick else initialisation(runs)
+    return rates if initial is None else rates._replace(aspects={**rates.aspects, "initialisation": initial})
 
 
 def _with_wide_arrays(runs: Runs, case: PortCase | Case, workers: Workers) -> tuple[Runs, tuple[str, ...]]:
@@ -219,7 +241,8 @@ def report_on(
     if not semantic:
         differences += drifts(free, len(runs.jax), rate_rounding)
     differences = differences or ([] if problems else [*unexplained(evidence)])
-    evaluation, of_evaluation = ({}, []) if quick else evaluation_of(evidence, searches, causes)
+    with progress.stage(EVALUATION):
+        evaluation, of_evaluation = ({}, []) if quick else evaluation_of(evidence, searches, causes)
     differences += of_evaluation
     untried += [name for name, aspect in evaluation.items() if searches.ended and aspect.verdict == "not compared"]
     if searches.ended and not all(one.cause for one in differences):
@@ -240,8 +263,10 @@ def report_on(
     exercised = idle(evidence.torch, reference_clipping(runs.facts), evidence.summands)
     grown = [] if differences else grown_rounding(free, rate_rounding)
     equal = not (differences or problems or untried)
-    without, not_watched = without_effect(evidence, searches) if equal else ((), ())
-    keys = repeated_keys(evidence, searches) if equal else ()
+    with progress.stage(WITHOUT_EFFECT):
+        without, not_watched = without_effect(evidence, searches) if equal else ((), ())
+    with progress.stage(KEYS):
+        keys = repeated_keys(evidence, searches) if equal else ()
     flags = runs.facts.unchecked
     not_checked = [f"Not part of the check: {listed(flags)}, which this file sets."] if flags else []
     return Report(
@@ -269,6 +294,7 @@ def report_on(
         untried=tuple(untried) if progress.stop.why else (),
         patch=diff,
         seconds=time.monotonic() - started,
+        part_seconds={name: round(seconds, 3) for name, seconds in progress.seconds.items()},
         environment=environment(),
     )
 

@@ -247,6 +247,7 @@ class Findings:
         untried: what it had not done by then, each in a few words.
         patch: all patches as one unified diff, with paths from the port's folder; "": there is none.
         seconds: duration of the check.
+        part_seconds: part of the check -> its duration; a part within another counts in both.
         environment: versions, hardware, date.
     """
 
@@ -275,6 +276,7 @@ class Findings:
     untried: tuple[str, ...] = ()
     patch: str = ""
     seconds: float = 0.0
+    part_seconds: dict[str, float] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -15,7 +15,8 @@ DRAW = "drawing torch's weights"
 FREE, FORCED = "float64, each side by itself", "float64, stage by stage"
 FLOAT32 = "float32"
 COMPARE, CAUSES, PATCHES = "comparison of the records", "causes of differences", "patches"
-BEYOND = "comparison beyond the run"
+RATES, INITIAL, EVALUATION = "rates to the end of the schedule", "initialisation", "evaluation"
+BEYOND, WITHOUT_EFFECT, KEYS = "comparison beyond the run", "operations without effect", "random keys"
 RUNS = (FREE, FORCED, FLOAT32)
 EVERY = {True: 0.5, False: 30.0}  # seconds between two texts: rewritten, and line by line
 
@@ -43,6 +44,9 @@ class Progress:
         tell: is called with each line, from a thread; None: prints on stderr.
         stream: is written to, if `tell` is None; a terminal or notebook gets one line that is rewritten.
         clock: seconds.
+
+    Attributes:
+        seconds: duration of each stage that is done; a stage within another counts in both.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Progress:
         self._counts: dict[str, int] = {}
         self._said = set[str]()  # errors
         self._began, self._first, self._took = 0.0, (0.0, 0), 0.0
+        self.seconds: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str, what: str = "", **records: Sized) -> Iterator[None]:
@@ -76,8 +81,10 @@ class Progress:
         """
         self._counts, self._first, self._where = {}, (0.0, 0), ""
         self._stage, self._what, self._records, self._began = name, what, records, self._clock()
+        began = self._began
         yield
         self._took = max(self._took, self._clock() - self._began)
+        self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - began
         self._left = [stage for stage in self._left if stage != name]
         self._stage = ""
 

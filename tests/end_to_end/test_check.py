@@ -5,6 +5,7 @@ import math
 import pytest
 
 from jaxddp.parity.findings import ORDER
+from jaxddp.parity.progress import FLOAT32, FORCED, FREE, RATES
 from tests.support.checks import FORGETS_MOMENTS, SCALED, STEPS, Checked
 from tests.support.small_port import CLIPS_BY_VALUE, LINEN, SHOWS_NOTHING, Change, own_optimizers, step
 
@@ -182,7 +183,9 @@ def test_a_right_port_is_equal_at_every_stage(checked: Checked) -> None:
         assert max(result.residuals) < 1e-12  # measured: 8e-16
     for torch, jax in report.losses:
         assert torch == pytest.approx(jax, rel=1e-10)
-    assert len(report.losses) == STEPS and report.seconds > 0 and report.environment["torch"]
+    assert len(report.losses) == STEPS and report.environment["torch"]
+    assert {FREE, FORCED, FLOAT32, RATES} <= report.part_seconds.keys()
+    assert 0 < report.part_seconds[FREE] < report.seconds
 
 
 # Units so saturated that many gradients are nothing but rounding, of which Adam makes full steps.

@@ -39,6 +39,6 @@ def after_many_steps(trials: TrialRuns) -> Tried:
     tried = Tried(Variant(LONG), LONG, {}, 0, ())
     if torch is None:
         return replace(tried, trial=replace(LONG, left_out="its rate has a schedule, which is compared by itself"))
-    summed = folded("params", torch, runs.summands)
+    summed = {**folded("params", torch, runs.summands)}
     located = Located.worst(STEPS, residuals({name: jax[name] for name in summed}, summed), ALLOWED)
     return tried if located.residual <= ALLOWED else replace(tried, differing={"params": located})
