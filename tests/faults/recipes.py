@@ -49,13 +49,17 @@ def warm_cosine(optimizer: torch.optim.Optimizer) -> Any:
     return torch.optim.lr_scheduler.SequentialLR(optimizer, [line, cosine], [RISE])
 
 
+def warm_cosine_in_jax(lr: float, count: Any) -> Any:
+    """Return the rate of `warm_cosine`, which rises again after its end, unlike a cosine of optax."""
+    line = FIRST + (1 - FIRST) * count / RISE
+    return lr * jnp.where(count < RISE, line, (1 + jnp.cos(jnp.pi * (count - RISE) / FALL)) / 2)
+
+
 SCHEDULES = {
     "root": Schedule(
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, factor), lambda lr, count: lr * factor(count)
     ),
-    "cosine": Schedule(
-        warm_cosine, lambda lr, count: optax.warmup_cosine_decay_schedule(FIRST * lr, lr, RISE, RISE + FALL)(count)
-    ),
+    "cosine": Schedule(warm_cosine, warm_cosine_in_jax),
     "line": Schedule(
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / RISE)),
         lambda lr, count: optax.linear_schedule(lr / RISE, lr, RISE - 1)(count),
@@ -63,7 +67,7 @@ SCHEDULES = {
     "long": Schedule(
         lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, FIRST, total_iters=LONG),
         # optax.linear_schedule rounds to float32 relative to the highest rate, which is coarse this far below it.
-        lambda lr, count: lr * (FIRST + (1 - FIRST) * count / LONG),
+        lambda lr, count: lr * (FIRST + (1 - FIRST) * jnp.minimum(count / LONG, 1)),
     ),
 }
 
