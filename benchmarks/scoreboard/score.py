@@ -8,7 +8,6 @@ from functools import partial
 
 from benchmarks.scoreboard.others import Traces, alarms
 from jaxddp.parity.cases import PortCase
-from jaxddp.parity.checking import report_on
 from jaxddp.parity.diagnosis.differences import find_differences
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Difference
@@ -17,6 +16,7 @@ from jaxddp.parity.records import Lazy, Record, Records
 from jaxddp.parity.report.numbers import number
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.report.words import STAGE_NAMES, layer_name
+from jaxddp.parity.reporting import report_on
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
 

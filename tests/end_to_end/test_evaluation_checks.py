@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxddp.parity import checking, reporting
 from jaxddp.parity.checking import check
 from jaxddp.parity.coverage import Aspect
 from jaxddp.parity.report.report import Report
@@ -17,8 +18,18 @@ PREDICT = "def predict(model, batch):\n"
 METRICS = "def metrics(logits, batch):\n"
 
 
+class Nothing:
+    def __init__(self, *_: object): ...
+
+    def compare(self) -> tuple[tuple[()], tuple[()]]:
+        return (), ()
+
+
 @pytest.fixture
-def evaluated(tmp_path: Path, single: Workers) -> Evaluated:
+def evaluated(tmp_path: Path, single: Workers, monkeypatch: pytest.MonkeyPatch) -> Evaluated:
+    monkeypatch.setattr(reporting, "BeyondRun", Nothing)  # which has tests of its own
+    monkeypatch.setattr(checking, "initialisation", lambda runs: None)
+
     def of_text(text: str, *changes: Change, more: str = "") -> Report:
         path = write(tmp_path, *changes, more=more, text=text)
         return check(path, world_size=1, steps=2, workers=single, numerics=False)

@@ -70,7 +70,7 @@ def report_on(folder: Path, workers: Workers, text: str, *edits: tuple[str, str]
         assert before in text
         text = text.replace(before, after)
     (folder / "port.py").write_text(text)
-    return check(folder / "port.py", world_size=1, steps=1, numerics=False, causes=False, workers=workers)
+    return check(folder / "port.py", world_size=1, steps=1, numerics=False, causes=False, quick=True, workers=workers)
 
 
 def says(report: Report) -> list[str]:
@@ -185,7 +185,9 @@ def test_what_a_port_sets_for_all_of_jax_and_torch_does_not_reach_the_next(tmp_p
 def test_a_module_beside_the_port_may_set_64_bits_for_a_second_check_too(tmp_path: Path, workers: Workers) -> None:
     (tmp_path / "settings.py").write_text('import jax\njax.config.update("jax_enable_x64", True)\n')
     first = report_on(tmp_path, workers, f"import settings\n{PLAIN}")
-    second = check(tmp_path / "port.py", world_size=1, steps=1, numerics=False, causes=False, workers=workers)
+    second = check(
+        tmp_path / "port.py", world_size=1, steps=1, numerics=False, causes=False, quick=True, workers=workers
+    )
     assert says(first)[0] == says(second)[0] == "b and 1 other: float64 in jax, float32 in torch"
 
 

@@ -56,7 +56,7 @@ def workers() -> Iterator[Workers]:
 
 def report_on(folder: Path, workers: Workers, text: str) -> Report:
     (folder / "port.py").write_text(text)
-    return check(folder / "port.py", world_size=1, steps=2, numerics=False, causes=False, workers=workers)
+    return check(folder / "port.py", world_size=1, steps=2, numerics=False, causes=False, quick=True, workers=workers)
 
 
 @pytest.mark.parametrize("more", ["", STEP.replace("CHANGED", "")], ids=["its step", "an own step"])

@@ -123,7 +123,7 @@ def test_a_correct_port_has_no_cause() -> None:
     assert not ruling.named and ruling.runner_up is None and not named
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("pieces", "partly"),
     [
