@@ -129,6 +129,7 @@ PARITY_ORDER = [
     ["runs", "recordings"],
     ["patch", "initialisation", "rates"],
     ["trials"],
+    ["reporting"],
     ["checking"],
     ["preload"],
     ["__main__"],
