@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -92,8 +93,8 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
                 key += (str(question.world_size), str(question.steps))
                 if (result := kept.score(key, question)) is None:
                     # A correct port must not be reported as different in rounding either.
-                    float32 = part in ("clean", "threads")
-                    result = score(question, workers, part in ("planted", "pairs"), float32=float32)
+                    of_part = partial(score, count_steps=part in ("planted", "pairs"), float32=part == "clean")
+                    result = (threads.score_whole if part == "threads" else of_part)(question, workers)
                     kept.add(key, result)
                     print(_line(result), flush=True)
                 scores[part].append(result)

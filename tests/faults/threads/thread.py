@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 PROGRAMS = Path(__file__).parent / "programs"
 TORCH, JAX, PORT = "torch_half.py", "jax_half.py", "port.py"
 Outcome = Literal["found", "mistake", "open"]
+Place = Literal["cause", "types", "rates", "initialisation", "evaluation", "beyond", "remark"]
 
 
 class Edit(NamedTuple):
@@ -63,6 +64,9 @@ class Thread:
         outcome: "found", or "mistake" if the programs of the thread agree, or "open" if no cause is known there.
         note: how the re-enactment differs from the thread, or what is assumed.
         steps: number of optimizer steps.
+        answer: where the check should state the cause: as that of a difference, in a row of the report, in a line on
+            what differs beyond the run, or in a remark.
+        words: what a sentence there must contain.
     """
 
     addresses: tuple[str, ...]
@@ -75,6 +79,8 @@ class Thread:
     outcome: Outcome = "found"
     note: str = ""
     steps: int = 3
+    answer: Place = "cause"
+    words: tuple[str, ...] = ()
 
     @property
     def accepted(self) -> tuple[frozenset[str], ...]:
