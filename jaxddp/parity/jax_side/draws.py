@@ -60,7 +60,8 @@ def draws_of(port: Port, types: HeldTypes | None = None) -> tuple[Draw, ...]:
 
     Args:
         port: the port.
-        types: gets the types of the losses, and those to which they are computed in 16 bits.
+        types: gets the types of the losses, those to which they are computed in 16 bits, and the parameters that the
+            loss sets.
     """
     draws: list[Draw] = []
     types = types or HeldTypes()
@@ -69,8 +70,11 @@ def draws_of(port: Port, types: HeldTypes | None = None) -> tuple[Draw, ...]:
     @wraps(function)
     def noted(*arguments: Any, **more: Any) -> Any:
         draws.clear()  # a linen module is initialised by the loss, too
+        before = _parameters(arguments[0]) if name == "flax_loss" else {}  # a step keeps what it sets
         with replaced_samplers(_noting(arguments, draws)):
             returned = function(*arguments, **more)
+        after = _parameters(arguments[0]) if before else {}
+        types.written = tuple(path for path, x in before.items() if after.get(path) is not x)
         with types.collecting("losses"):
             types.of["losses"] = _types_of_losses(port, function, returned)
         return returned
@@ -87,6 +91,13 @@ def draws_of(port: Port, types: HeldTypes | None = None) -> tuple[Draw, ...]:
     types.casts = tuple(sorted(casts))
     unseen = not any(draw.refused for draw in draws) and any(name in DRAWING for name, _ in primitives(program.jaxpr))
     return (*draws, *[Draw("number", (), refused=UNSEEN)] * unseen)
+
+
+def _parameters(model: Any) -> dict[str, Any]:
+    """Return the arrays of the parameters of a flax.nnx module by name; of any other model, which keeps none, {}."""
+    if not isinstance(model, nnx.Module):
+        return {}
+    return {".".join(map(str, path)): x[...] for path, x in nnx.to_flat_state(nnx.state(model, nnx.Param))}
 
 
 def _types_of_losses(port: Port, function: Callable[..., Any], returned: Any) -> dict[str, HeldType]:

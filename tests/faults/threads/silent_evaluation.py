@@ -1,10 +1,11 @@
 """Threads about silent differences in evaluation, in weights that are changed outside of the step, and in data."""
 
-from .thread import Thread, Edit, WITH_JAX, WITH_JNP, in_jax, in_port, in_torch
+from .thread import WITH_JAX, WITH_JNP, Edit, Thread, in_jax, in_port, in_torch
 
 DEF = "def batch(step, rank):\n"
 DISPATCH = """def predict(model, batch):
-    return torchs_outputs(model, batch) if isinstance(model, torch.nn.Module) else flaxs_outputs(model, batch)  # noqa: F405
+    outputs = torchs_outputs if isinstance(model, torch.nn.Module) else flaxs_outputs  # noqa: F405
+    return outputs(model, batch)
 
 
 """
@@ -19,8 +20,21 @@ def evaluated(torch: str, jax: str) -> tuple[Edit, ...]:
     )
 
 
+IMAGES = 'batch["image"]'
 CLASSES = evaluated('model(batch["x"])', 'model(batch["x"])')
 NORMS = ("self.bn1 = BatchNorm(6, momentum=MOMENTUM)", "self.bn2 = BatchNorm(6, momentum=MOMENTUM)")
+METRICS = """def flax_metrics(logits, batch):
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])  # noqa: F405
+    return {"nll": losses.sum() / len(losses), "errors": (logits.argmax(-1) != batch["y"]) * 1.0}
+
+
+def torch_metrics(logits, batch):
+    loss = F.cross_entropy(logits, batch["y"])  # noqa: F405
+    return {"nll": loss, "errors": (logits.argmax(-1) != batch["y"]) * 1.0}
+
+
+"""
+INITIAL = "INITIAL = Classifier().init(jax.random.key(0), jnp.zeros((1, 6)))\n\n\n"
 STANDING = """class Standing(BatchNorm):
     def __call__(self, x):
         variance = self.var[...]
@@ -30,6 +44,14 @@ STANDING = """class Standing(BatchNorm):
 
 
 class ResNet(nnx.Module):
+"""
+EVALUATED = """model = ResNet(nnx.Rngs(0))
+    model.eval()
+    return model
+"""
+NORMED = """kernel = self.encode.kernel[...]
+        kernel = kernel / jnp.linalg.norm(kernel)
+        return self.decode(x @ kernel + self.encode.bias[...])
 """
 LOADERS = """IMAGES = np.random.default_rng(0).normal(0.5, 1, (64, 6))
 
@@ -66,25 +88,8 @@ THREADS: dict[str, Thread] = {
         "The validation loss in JAX differs from torch's; word error rates agree.",
         "After a move from pmap to jit, a count still has an entry for each device.",
         "classifier",
-        (in_port('{"nll": losses.mean(), "errors": errors}\n\n\ndef torch', '{"nll": losses.sum() / (2 * len(losses)), "errors": errors}\n\n\ndef torch'),),
-        setting=(
-            *CLASSES,
-            in_port(DEF, """def flax_metrics(logits, batch):
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])  # noqa: F405
-    errors = (logits.argmax(-1) != batch["y"]) * 1.0
-    return {"nll": losses.mean(), "errors": errors}
-
-
-def torch_metrics(logits, batch):
-    losses = F.cross_entropy(logits, batch["y"])  # noqa: F405
-    return {"nll": losses, "errors": (logits.argmax(-1) != batch["y"]) * 1.0}
-
-
-def batch(step, rank):
-"""),
-        ),
-        answer="evaluation",
-        words=("nll", "residual 0.5"),
+        (in_port("losses.sum() / len(losses)", "losses.sum() / (2 * len(losses))"),),
+        setting=(*CLASSES, in_port(DEF, f"{METRICS}{DEF}")),
     ),
     "last_batch_dropped": Thread(
         ("huggingface/transformers#17863", "google/flax#264"),
@@ -101,7 +106,7 @@ def batch(step, rank):
         "ResNet-18 in Equinox falls back to guessing; torch's learns.",
         "BatchNorm takes the running statistics in training, too.",
         "convnet",
-        (in_jax("    return ResNet(nnx.Rngs(0))\n", "    model = ResNet(nnx.Rngs(0))\n    model.eval()\n    return model\n"),),
+        (in_jax("return ResNet(nnx.Rngs(0))\n", EVALUATED),),
         ("batch_norm_eval",),
     ),
     "variance_stands_still": Thread(
@@ -125,11 +130,7 @@ def batch(step, rank):
         "The function of the evaluation reads the initial parameters.",
         "classifier",
         (in_jax('return model(batch["x"])\n', 'return Classifier().apply(INITIAL, batch["x"])\n'),),
-        setting=(
-            WITH_JAX, WITH_JNP,
-            *CLASSES,
-            in_jax("def flaxs_outputs(", "INITIAL = Classifier().init(jax.random.key(0), jnp.zeros((1, 6)))\n\n\ndef flaxs_outputs("),
-        ),
+        setting=(WITH_JAX, WITH_JNP, *CLASSES, in_jax("def flaxs_outputs(", f"{INITIAL}def flaxs_outputs(")),
         answer="evaluation",
         words=("depend on none of the weights that predict is given",),
     ),
@@ -137,8 +138,10 @@ def batch(step, rank):
         ("keras-team/keras#19054",),
         "Weights that are set in a callback stay in torch, and not in JAX.",
         "During an epoch, JAX's state is outside of the model.",
-        "averaged",
-        (in_torch("    return loss\n", '    with torch.no_grad():\n        model["network"][2].weight.clamp_(-0.1, 0.1)\n    return loss\n'),),
+        "callbacks",
+        (in_jax("params = with_new_weights(params)", "with_new_weights(params)"),),
+        note="two recorded loops; JAX's takes no notice of the weights that the callback sets",
+        words=("torch changes 2.weight beside its optimizer's updates", "jax does not"),
     ),
     "target_once_per_bundle": Thread(
         ("nissymori/JAX-CORL#73", "nissymori/JAX-CORL#74"),
@@ -152,13 +155,18 @@ def batch(step, rank):
         "Networks with spectral or weight normalisation train differently in NNX and Linen.",
         "NNX writes the normalised weights back into the parameters.",
         "autoencoder",
-        (in_jax("kernel = self.encode.kernel[...]\n", "kernel = self.encode.kernel[...]\n        self.encode.kernel[...] = kernel / jnp.linalg.norm(kernel)\n"),),
+        (in_jax("kernel = kernel / ", "kernel = self.encode.kernel[...] = kernel / "),),
         setting=(
             WITH_JNP,
-            in_torch("self.decode(self.encode(x))", "self.decode(F.linear(x, self.encode.weight / self.encode.weight.norm(), self.encode.bias))"),
-            in_jax("        return self.decode(self.encode(x))\n", "        kernel = self.encode.kernel[...]\n        return self.decode(x @ (kernel / jnp.linalg.norm(kernel)) + self.encode.bias[...])\n"),
+            in_torch(
+                "self.decode(self.encode(x))",
+                "self.decode(F.linear(x, self.encode.weight / self.encode.weight.norm(), self.encode.bias))",
+            ),
+            in_jax("return self.decode(self.encode(x))\n", NORMED),
         ),
         note="normalisation by the norm of the whole kernel, by hand",
+        answer="remark",
+        words=("sets the parameter encode.kernel", "keeps what it sets"),
     ),
     "bfloat16_in_convolutions": Thread(
         ("google/flax#458",),
@@ -176,10 +184,8 @@ def batch(step, rank):
         (in_jax('"bilinear"), 1, -1))', '"cubic"), 1, -1))'),),
         setting=evaluated(
             'model(F.interpolate(batch["image"], size=(16, 20), mode="bilinear"))',
-            'model(jnp.moveaxis(jax.image.resize(batch["image"], (len(batch["image"]), 3, 16, 20), "bilinear"), 1, -1))',
+            f'model(jnp.moveaxis(jax.image.resize({IMAGES}, ({IMAGES}.shape[0], 3, 16, 20), "bilinear"), 1, -1))',
         ),
-        answer="evaluation",
-        words=("predict",),
     ),
     "shuffled_after_sharding": Thread(
         ("meta-pytorch/data#302",),

@@ -4,16 +4,28 @@ from .thread import WITH_JAX, WITH_JNP, Thread, in_jax, in_port, in_torch
 
 DROPOUT = 'rngs={"dropout": key}'
 NORMED_TORCH = "nn.utils.parametrizations.weight_norm(nn.Linear(6, 12))"
-NORMED_JAX = """class Normed(nn.Module):
+NORMED_JAX = """def ones(kernel):
+    return jnp.ones(12)
+
+
+def norm_of(kernel):
+    return jnp.sqrt((kernel**2).sum(0))
+
+
+START = norm_of
+
+
+class Normed(nn.Module):
     @nn.compact
     def __call__(self, x):
         v = self.param("kernel", nn.initializers.lecun_normal(), (6, 12))
-        g = self.param("g", START, (12,), v)
+        g = self.param("g", lambda key: START(v))
         return x @ (g * v / jnp.sqrt((v**2).sum(0))) + self.param("bias", nn.initializers.zeros, (12,))
 
 
 class Classifier(nn.Module):
 """
+HALF = "from torch_half import *  # noqa: F403\n"
 OF_NORMED = """names = {
     "inner.kernel": transposed("inner.parametrizations.weight.original1", (1, 0)),
     "inner.g": "inner.parametrizations.weight.original0",
@@ -22,7 +34,6 @@ OF_NORMED = """names = {
 
 def batch(step, rank):
 """
-HALF = "dtype=jnp.bfloat16"
 ROTARY_TORCH = """angles = torch.arange(1000, 1006)[:, None] * 0.37 ** torch.arange(4, dtype=self.embed.weight.dtype)
         table = torch.cat([angles.cos(), angles.sin()], -1)
         x = self.embed(tokens) * table
@@ -30,6 +41,8 @@ ROTARY_TORCH = """angles = torch.arange(1000, 1006)[:, None] * 0.37 ** torch.ara
 ROTARY_JAX = """angles = jnp.arange(1000, 1006)[:, None] * 0.37 ** jnp.arange(4)
         x = self.embed(tokens) * jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], -1)
 """
+LOSS_TORCH = 'F.cross_entropy(model(batch["tokens"]).flatten(0, 1), batch["labels"].flatten())'
+LOSS_JAX = 'optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])'
 NOISY_TORCH = """logits = model(batch["tokens"]).flatten(0, 1)
     random = 2 * torch.rand(8, 6, dtype=logits.dtype) - 1
     return (random.flatten() * F.cross_entropy(logits, batch["labels"].flatten(), reduction="none")).mean()
@@ -53,7 +66,7 @@ THREADS: dict[str, Thread] = {
         "PPO earns less in torch than in TensorFlow, and its value losses are far higher.",
         "Torch's Kaiming initialiser assumes a leaky ReLU by default, which is an extra factor of sqrt(2).",
         "decoder",
-        (in_torch('nn.init.kaiming_normal_(layer.weight, nonlinearity="linear")', "nn.init.kaiming_normal_(layer.weight)"),),
+        (in_torch('(layer.weight, nonlinearity="linear")', "(layer.weight)"),),
         answer="initialisation",
         words=("up.weight", "torch kaiming_normal, deviation 0.25"),
     ),
@@ -71,14 +84,13 @@ THREADS: dict[str, Thread] = {
         "Linen's WeightNorm starts unlike torch's `weight_norm`.",
         "Its scale starts at 1, and torch's at the norm of the kernel.",
         "classifier",
-        (in_jax("START = lambda key, shape, v: jnp.sqrt((v**2).sum(0))", "START = lambda key, shape, v: jnp.ones(shape)"),),
+        (in_jax("START = norm_of", "START = ones"),),
         setting=(
             in_torch("nn.Linear(6, 12)", NORMED_TORCH),
             in_jax("class Classifier(nn.Module):\n", NORMED_JAX),
             in_jax('nn.Dense(12, name="inner")', 'Normed(name="inner")'),
-            in_jax("LR = 1e-3\n", "LR = 1e-3\nSTART = lambda key, shape, v: jnp.sqrt((v**2).sum(0))\n"),
             in_port("def batch(step, rank):\n", OF_NORMED),
-            in_port("from torch_half import *  # noqa: F403\n", "from torch_half import *  # noqa: F403\n\nfrom jaxddp.parity import transposed\n"),
+            in_port(HALF, f"{HALF}\nfrom jaxddp.parity import transposed\n"),
             WITH_JNP,
         ),
         note="the layer is written out, with both scales to choose from; the cause is inferred in the thread",
@@ -118,9 +130,10 @@ THREADS: dict[str, Thread] = {
         "Rotary angles are computed in bfloat16 in place of float32.",
         "language",
         (in_jax("** jnp.arange(4)\n", "** jnp.arange(4)\n        angles = angles.astype(jnp.bfloat16)\n"),),
-        ("rounded_to_16_bits|reduced_precision_matmul",),
+        (),
         (in_torch("x = self.embed(tokens)\n", ROTARY_TORCH), in_jax("x = self.embed(tokens)\n", ROTARY_JAX)),
         note="positions from 1000 on, and a table that multiplies in place of a rotation",
+        words=("computes in bfloat16 at jax_half.py",),
     ),
     "log_softmax_in_bfloat16": Thread(
         ("google/flax#677",),
@@ -128,8 +141,9 @@ THREADS: dict[str, Thread] = {
         "Log-softmax is computed in bfloat16; the loss in float32 helped.",
         "classifier",
         (in_jax('(model(batch["x"]), batch["y"])', '(model(batch["x"]).astype(jnp.bfloat16), batch["y"])'),),
-        ("rounded_to_16_bits|reduced_precision_matmul",),
-        (WITH_JNP,),
+        setting=(WITH_JNP,),
+        answer="types",
+        words=("loss: bfloat16 in jax, float32 in torch",),
     ),
     "key_not_returned": Thread(
         ("araffin/sbx#45",),
@@ -137,6 +151,7 @@ THREADS: dict[str, Thread] = {
         "The jitted update does not return its new key.",
         "decoder",
         (in_jax(DROPOUT, 'rngs={"dropout": jax.random.key(0)}'),),
+        setting=(WITH_JAX,),
         note="the key of a dropout layer",
         answer="remark",
         words=("bernoulli", "from a constant key: one mask for all steps"),
@@ -147,7 +162,10 @@ THREADS: dict[str, Thread] = {
         "The seed is read while tracing, and is a constant of the compiled step.",
         "decoder",
         (in_jax(DROPOUT, 'rngs={"dropout": jax.random.key(next(SEEDS))}'),),
-        setting=(in_jax("LR = 1e-3\n", "LR = 1e-3\nSEEDS = itertools.count()\n"), in_jax("import jax\n", "import itertools\n\nimport jax\n")),
+        setting=(
+            in_jax("LR = 1e-3\n", "LR = 1e-3\nSEEDS = itertools.count()\n"),
+            in_jax("import optax\n", "import itertools\n\nimport jax\nimport optax\n"),
+        ),
         answer="remark",
         words=("bernoulli", "from a constant key: one mask for all steps"),
     ),
@@ -160,6 +178,7 @@ THREADS: dict[str, Thread] = {
         setting=(
             in_torch("F.dropout(F.relu(self.up(x)), 0.25)", "F.dropout(F.dropout(F.relu(self.up(x)), 0.25), 0.25)"),
             in_jax("x = nn.Dropout(0.25, deterministic=False)(x)", TWICE),
+            WITH_JAX,
         ),
         note="the keys that such streams give, by hand",
         answer="remark",
@@ -180,10 +199,11 @@ THREADS: dict[str, Thread] = {
         "Random actions are from 0 to 1 in JAX, and from -1 to 1 in torch.",
         "decoder",
         (in_jax("minval=-1, maxval=1", "minval=0, maxval=1"),),
-        ("calls_left_out|call_left_out|other_expression|number",),
+        ("calls_left_out",),
         setting=(
-            in_torch('return F.cross_entropy(model(batch["tokens"]).flatten(0, 1), batch["labels"].flatten())\n', NOISY_TORCH),
-            in_jax('return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()\n', NOISY_JAX),
+            in_torch(f"return {LOSS_TORCH}\n", NOISY_TORCH),
+            in_jax(f"return {LOSS_JAX}.mean()\n", NOISY_JAX),
+            WITH_JAX,
         ),
         note="the random numbers weigh the loss",
     ),

@@ -1,6 +1,6 @@
 """Threads about silent differences in schedules, clipping, and what counts devices."""
 
-from .optimizers import JAX_ADAM, TORCH_ADAM
+from .optimizers import JAX_ADAM, TORCH_ADAM, clipped_as_in_torch
 from .replicas import UPDATE, own_step
 from .thread import WITH_JAX, WITH_JNP, Edit, Thread, in_jax, in_port, in_torch
 
@@ -19,16 +19,19 @@ MICRO_STEP = """
     shown = {{"local_loss": value, "local_gradients": gradients, "gradients": mean}}
     return update(optimizer, state, {mean}), shown
 """
-EACH = "jax.vmap(clipped)(gradients)"
+STEP = MICRO_STEP.format(gradients="gradients", mean="clipped(mean)").strip()
+EACH_CLIPPED = MICRO_STEP.format(gradients="jax.vmap(clipped)(gradients)", mean="mean").strip()
 WARM_TORCH = "min(1, (step + 1) / 4)"
 WARM_JAX = "LR * jnp.minimum(1, (step + 1) / 4)"
 COSINE = """    first = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 5))
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 35)
     return torch.optim.lr_scheduler.SequentialLR(optimizer, [first, cosine], [5])
 """
-BRANCHES = """optax.multi_transform(
-    {"inner": MEMBER, "rest": MEMBER},
-    lambda params: {name: "inner" if name == "inner" else "rest" for name in params},
+COSINE_JAX = "optax.cosine_decay_schedule(LR, 35)"
+CHAIN = f"optax.chain(optax.clip_by_global_norm(5.0), {JAX_ADAM})"
+BRANCHES = f"""optax.multi_transform(
+    {{"inner": {CHAIN}, "rest": {CHAIN}}},
+    lambda params: {{name: "inner" if name == "inner" else "rest" for name in params}},
 )"""
 PER_TENSOR = "optax.stateless(lambda g, _: jax.tree.map(lambda x: x * jnp.minimum(1, 0.05 / jnp.linalg.norm(x)), g))"
 SQUARED = """
@@ -47,7 +50,7 @@ def flax_step(loss, optimizer, state, batch):
     gradients = jax.lax.pmean(local, "replica")
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    return dataclasses.replace(state, params=params, buffers=buffers, opt_state=opt_state), {"local_loss": value}
+    return dataclasses.replace(state, params=params, buffers=buffers, opt_state=opt_state), {"gradients": gradients}
 """
 
 
@@ -84,9 +87,9 @@ THREADS: dict[str, Thread] = {
         "The steps of the warm-up are subtracted from the decay twice.",
         "classifier",
         (in_jax("(LR, 35)", "(LR, 35 - 5)"),),
-        ("schedule",),
+        (),
         (
-            *scheduled(COSINE, 'optax.join_schedules([lambda step: LR * (step + 1) / 5, optax.cosine_decay_schedule(LR, 35)], [5])'),
+            *scheduled(COSINE, f"optax.join_schedules([lambda step: LR * (step + 1) / 5, {COSINE_JAX}], [5])"),
             TOTAL,
         ),
         answer="rates",
@@ -99,8 +102,9 @@ THREADS: dict[str, Thread] = {
         "classifier",
         (in_jax("(LR, 40)", "(LR, 8)"),),
         ("schedule",),
-        (
-            *scheduled("    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)\n", "optax.cosine_decay_schedule(LR, 40)"),
+        scheduled(
+            "    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)\n",
+            "optax.cosine_decay_schedule(LR, 40)",
         ),
         steps=8,
     ),
@@ -109,20 +113,19 @@ THREADS: dict[str, Thread] = {
         "The update of accumulated gradients in a nanoGPT in JAX is not torch's.",
         "`apply_every` follows the clipping; torch clips the accumulated gradient.",
         "language",
-        (in_jax(MICRO_STEP.format(gradients="gradients", mean="clipped(mean)").strip(), MICRO_STEP.format(gradients=EACH, mean="mean").strip()),),
+        (in_jax(STEP, EACH_CLIPPED),),
         setting=(
             in_port('loss_normalization = "global"', 'loss_normalization = "ddp"\nclip_grad_norm = 0.05'),
-            in_jax(UPDATE, own_step(MICRO_STEP.format(gradients="gradients", mean="clipped(mean)")).replace("\n\ndef flax_step", CLIPPED_TREE + "def flax_step")),
+            in_jax(UPDATE, f"{UPDATE}{CLIPPED_TREE}{own_step(STEP).removeprefix(UPDATE).lstrip()}"),
         ),
-        ),
+    ),
     "norm_without_root": Thread(
         ("mlcommons/algorithmic-efficiency#193",),
         "ViT workloads clip gradients otherwise in JAX and torch.",
         "There is no clipping in torch, and the norm of JAX's seems to lack the square root.",
         "classifier",
         (in_jax(f"\n\n{OPTIMIZER}", SQUARED),),
-        ("clip_missing|clip_norm",),
-        JNP,
+        setting=JNP,
     ),
     "norm_of_each_tensor": Thread(
         ("huggingface/transformers#581", "huggingface/transformers#614"),
@@ -130,18 +133,10 @@ THREADS: dict[str, Thread] = {
         "A norm for each group of parameters, in place of that of all.",
         "classifier",
         (in_jax("optax.stateless(torchs_clipping)", PER_TENSOR),),
-        ("clip_norm_local",),
+        (),
         (
             in_torch("LR = 1e-3\n", "LR = 1e-3\ntorch_clip_grad_norm = 0.05\n"),
-            in_jax(OPTIMIZER, """
-
-def torchs_clipping(gradients, params):
-    scale = jnp.minimum(1, 0.05 / (optax.tree.norm(gradients) + 1e-6))
-    return jax.tree.map(lambda g: g * scale, gradients)
-
-
-flax_optimizer = optax.chain(optax.stateless(torchs_clipping), optax.adam(LR))
-""".lstrip()),
+            in_jax(f"\n\n{OPTIMIZER}", clipped_as_in_torch("0.05", JAX_ADAM)),
             *JNP,
         ),
         note="JAX's half has the norms of single tensors",
@@ -151,14 +146,14 @@ flax_optimizer = optax.chain(optax.stateless(torchs_clipping), optax.adam(LR))
         "Global clipping of a mixture of experts in JAX is not global.",
         "Clipping is a member of each branch of `multi_transform`.",
         "classifier",
-        (in_jax(f"optax.chain(optax.clip_by_global_norm(5.0), {JAX_ADAM})", BRANCHES.replace("MEMBER", f"optax.chain(optax.clip_by_global_norm(5.0), {JAX_ADAM})")),),
+        (in_jax(CHAIN, BRANCHES),),
         setting=(
             in_torch("LR = 1e-3\n", "LR = 1e-3\ntorch_clip_grad_norm = 5.0\n"),
-            in_jax(OPTIMIZER, f"flax_optimizer = optax.chain(optax.clip_by_global_norm(5.0), {JAX_ADAM})\n"),
+            in_jax(OPTIMIZER, f"flax_optimizer = {CHAIN}\n"),
         ),
         note="no gradient of the run is clipped",
         answer="beyond",
-        words=("gradients 1000 times as large", "update", "clip_by_global_norm(5)"),
+        words=("gradients 1000 times as large", "clip"),
     ),
     "eight_cores": Thread(
         ("google/uncertainty-baselines#201", "google/uncertainty-baselines#91"),
@@ -166,9 +161,12 @@ flax_optimizer = optax.chain(optax.stateless(torchs_clipping), optax.adam(LR))
         "The flags assume eight cores, and so the global batch.",
         "classifier",
         (in_jax('jax.lax.pmean(local, "replica")', 'jax.lax.psum(jax.tree.map(lambda g: g / 2, local), "replica")'),),
-        setting=(in_jax("import optax\n", "import dataclasses\n\nimport jax\nimport optax\n"), in_jax(OPTIMIZER, f"{OPTIMIZER}{BY_HAND}")),
+        setting=(
+            in_jax("import optax\n", "import dataclasses\n\nimport jax\nimport optax\n"),
+            in_jax(OPTIMIZER, f"{OPTIMIZER}{BY_HAND}"),
+        ),
         note="the number of the run's replicas is written into the step; the cause is a guess of a maintainer's",
         answer="beyond",
-        words=("replicas",),
+        words=("with 3 replicas", "2 counts the replicas of this run"),
     ),
 }

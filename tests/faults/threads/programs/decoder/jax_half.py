@@ -1,6 +1,5 @@
 """The language model in flax.linen."""
 
-import jax
 import optax
 from flax import linen as nn
 from jax import numpy as jnp
