@@ -96,7 +96,7 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
                     of_part = partial(score, count_steps=part in ("planted", "pairs"), float32=part == "clean")
                     result = (threads.score_whole if part == "threads" else of_part)(question, workers)
                     kept.add(key, result)
-                    print(_line(result), flush=True)
+                    print(_line(result, *_agreements([result] * (part == "threads")).values()), flush=True)
                 scores[part].append(result)
         outside = list(_outside(options, kept, workers)) if "outside" in options.parts else []
     exam = list(_exam(options, kept)) if "exam" in options.parts else []
@@ -200,9 +200,9 @@ def _mutants(options: ScoreboardOptions, kept: Kept) -> Iterator[Outcome]:
         yield outcome
 
 
-def _line(one: Score) -> str:
+def _line(one: Score, agreement: str = "") -> str:
     question = one.question
-    mark = "named" if one.named else "WRONG" if one.wrong else one.verdict
+    mark = agreement or ("named" if one.named else "WRONG" if one.wrong else one.verdict)
     said = "; ".join(" or ".join(names) or "?" for names in one.said)
     title = f"{question.label} in {question.port} x{question.world_size}"
     steps = f"{one.steps} steps" if one.steps else ""

@@ -45,9 +45,9 @@ what is left of it with the cause planted in the PyTorch half.
 
 A cause that no step of the run shows stands in another part of the report: in the rows on types, rates, initial
 weights and evaluation, in a line on what differs beyond the run, or in a remark. The fourth column then has that
-sentence, after the verdict if this is not "different". Three groups, "silent", are of threads in which nothing failed
-or warned. Not among them are those whose cause is the precision of products on a certain device or compiler
-(google-deepmind/mujoco_playground#86, jax-ml/jax#14022), which a check in float64 cannot show."""
+sentence. In the threads of the groups "silent" nothing failed or warned. Left out are those that hang on the precision
+of products on a certain GPU or compiler (google-deepmind/mujoco_playground#86, jax-ml/jax#14022), which a check in
+float64 cannot show."""
 
 Groups = Mapping[str, Mapping[str, Any]]  # heading -> name -> tests.faults.threads.Thread
 
@@ -203,7 +203,7 @@ def _answer(thread: Any, score: Score) -> str:
         return "; ".join(score.problems)
     if says := stated(thread, score) or ("" if score.words else next((says for _, says in score.says), "")):
         place = "" if thread.answer in ("cause", "beyond") else f"{thread.answer}: "
-        return f"{'' if score.verdict == 'different' else f'{score.verdict}; '}{place}{says}"
+        return f"{'equal; ' if score.verdict == 'equal' else ''}{place}{says}"
     lines = [
         f"{words} `{'` or `'.join(names)}`" if names else words
         for words, names in zip(score.words, score.said, strict=True)

@@ -22,7 +22,6 @@ def flax_step(loss, optimizer, state, batch):
 PMEAN = 'jax.lax.pmean(local, "replica")'
 OVER_TWO = 'jax.lax.psum(jax.tree.map(lambda g: g / 2, local), "replica")'
 CLAMPED = f"jax.tree.map(lambda g: g.clip(-9, 9), {PMEAN})"
-CLIPPED = "lambda g, _: jaxddp.optim.clip_by_global_norm(g, 0.05)[0]"
 
 
 def adam_in(*members: str) -> Change:
@@ -83,14 +82,6 @@ RIGHT = {
     "the port as it is": ([], ""),
     "a step of its own": ([], STEP.format(PMEAN)),
     "clipping on both sides": ([], "clip_grad_norm = 0.05"),
-    "clipping in Optax's chain, not in the run": (
-        [adam_in("optax.clip_by_global_norm(5.0)", "optax.adam(1e-2)")],
-        "torch_clip_grad_norm = 5.0",
-    ),
-    "clipping in Optax's chain, as torch does": (
-        [own_optimizers("SGD(parameters, lr=0.1)", f"optax.chain(optax.stateless({CLIPPED}), optax.sgd(0.1))")],
-        "torch_clip_grad_norm = 0.05",
-    ),
     "accumulation": ([], "accumulation_steps = 3"),
     "RMSprop": (
         [own_optimizers("RMSprop(parameters, lr=0.01, alpha=0.9)", "jaxddp.optim.rmsprop(0.01, alpha=0.9)")],

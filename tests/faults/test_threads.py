@@ -6,6 +6,7 @@
 import ast
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,18 @@ def test_agreements() -> None:
     assert agreements == ["same", "none", "another", "none"]
     for name, expected in (("adam_agrees", "same"), ("detector", "open")):
         assert page.agreement(THREADS[name], page.score_from(name, THREADS[name], equal)) == expected
+
+
+def test_a_cause_is_stated_by_its_words_at_its_place() -> None:
+    thread = THREADS["key_not_returned"]
+    says = "jax draws a bernoulli (2,) from a constant key: one mask for all steps"
+    verdict = {"verdict": "equal", "said": [], "words": []}
+    for sentence, expected in ((says, "same"), ("jax draws a bernoulli (2,)", "none")):
+        result = page.score_from("", thread, verdict | {"says": [sentence]})
+        assert page.agreement(thread, result) == expected
+        assert page.verdict_of(thread, result)["says"] == [sentence]
+    elsewhere = replace(page.score_from("", thread, verdict), says=(("beyond", says),))
+    assert page.agreement(thread, elsewhere) == "none" and "says" not in page.verdict_of(thread, elsewhere)
 
 
 @pytest.mark.large

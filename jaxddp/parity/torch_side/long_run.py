@@ -21,9 +21,8 @@ class TorchUpdates:
         source: makes model and optimizer.
         steps: optimizer steps of the check; schedules need their number.
         weights: state_dict to start from.
-        gradients: folder of records with "gradients".
+        gradients: folder of records with "clipped_gradients".
         factors: a factor of the gradients for each step.
-        max_norm: norm to which they are clipped then; None: they are not.
         world_size: always 1.
     """
 
@@ -32,7 +31,6 @@ class TorchUpdates:
     weights: Arrays
     gradients: Path
     factors: tuple[float, ...]
-    max_norm: float | None = None
     world_size: int = 1
 
     def run(self, world: World, tell: Tell) -> Tensors | None:
@@ -45,13 +43,11 @@ class TorchUpdates:
             return None
         parameters = dict(side.model.named_parameters())
         given = [
-            {name: torch.from_numpy(x) for name, x in record["gradients"].items()}
+            {name: torch.from_numpy(x) for name, x in record["clipped_gradients"].items()}
             for record in Records([self.gradients])
         ]
         for step, factor in enumerate(self.factors):
             for name, gradient in given[step % len(given)].items():
                 parameters[name].grad = gradient * factor
-            if self.max_norm is not None:
-                torch.nn.utils.clip_grad_norm_(parameters.values(), self.max_norm)
             optimizer.step()
         return {name: x.detach().numpy() for name, x in parameters.items()}

@@ -83,13 +83,11 @@ class TrialRuns:
             count = len(torch)
             judgement = judge(torch, jax, self.runs.facts, self.runs.summary.optimizer, self.runs.summary.highest)
             trial: Trial | None = None
-            slack = 0.0
             for place, variant in enumerate(left[:count]):
                 trial = variant.trial or trial  # a step as it is shows what the optimizer remembers
-                slack = max(slack, made.slack(place))
                 if trial is not None:
                     tried = Tried(variant, trial, {}, place, left)
-                    yield judged(tried, judgement, torch[place], jax[place], slack)
+                    yield judged(tried, judgement, torch[place], jax[place], made.slack(place))
             if not why:
                 return
             if (raising := left[count].trial) is not None:
