@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -92,10 +93,10 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
                 key += (str(question.world_size), str(question.steps))
                 if (result := kept.score(key, question)) is None:
                     # A correct port must not be reported as different in rounding either.
-                    float32 = part in ("clean", "threads")
-                    result = score(question, workers, part in ("planted", "pairs"), float32=float32)
+                    of_part = partial(score, count_steps=part in ("planted", "pairs"), float32=part == "clean")
+                    result = (threads.score_whole if part == "threads" else of_part)(question, workers)
                     kept.add(key, result)
-                    print(_line(result), flush=True)
+                    print(_line(result, *_agreements([result] * (part == "threads")).values()), flush=True)
                 scores[part].append(result)
         outside = list(_outside(options, kept, workers)) if "outside" in options.parts else []
     exam = list(_exam(options, kept)) if "exam" in options.parts else []
@@ -199,9 +200,9 @@ def _mutants(options: ScoreboardOptions, kept: Kept) -> Iterator[Outcome]:
         yield outcome
 
 
-def _line(one: Score) -> str:
+def _line(one: Score, agreement: str = "") -> str:
     question = one.question
-    mark = "named" if one.named else "WRONG" if one.wrong else one.verdict
+    mark = agreement or ("named" if one.named else "WRONG" if one.wrong else one.verdict)
     said = "; ".join(" or ".join(names) or "?" for names in one.said)
     title = f"{question.label} in {question.port} x{question.world_size}"
     steps = f"{one.steps} steps" if one.steps else ""

@@ -68,7 +68,8 @@ class Kept:
         where = tuple((stage, step, tensor, layer) for stage, step, tensor, layer in entry["where"])
         steps, seconds, others = entry["steps"], entry["seconds"], entry["others"]
         problems, words = tuple(entry["problems"]), tuple(entry.get("words", ()))
-        return Score(question, entry["verdict"], said, where, steps, seconds, others, problems, words)
+        says = tuple((place, sentence) for place, sentence in entry.get("says", ()))
+        return Score(question, entry["verdict"], said, where, steps, seconds, others, problems, words, says)
 
     def outside(self, key: tuple[str, ...], fault: Any) -> OutsideScore | None:
         """Return the score of a fault outside of the catalogue; None if there is none yet."""

@@ -3,7 +3,7 @@
 import time
 from collections import ChainMap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from benchmarks.scoreboard.others import Traces, alarms
@@ -68,6 +68,7 @@ class Score:
         others: method -> whether it raises an alarm.
         problems: problems of the report.
         words: for each difference, its cause in words, or its place if it is unexplained; see `in_words`.
+        says: sentences about what a catalogue has no name for, each after its place; of public threads alone.
     """
 
     question: Question
@@ -79,6 +80,7 @@ class Score:
     others: dict[str, bool] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    says: tuple[tuple[str, str], ...] = ()
 
     @property
     def found(self) -> bool:
@@ -138,9 +140,15 @@ def score(question: Question, workers: Workers, count_steps: bool = True, float3
     if count_steps and right(said, question.accepted):
         steps = _steps_needed(runs, workers, question, report)
     others = alarms(_traces(runs)) if len(runs.jax) else {}
+    return replace(score_of(question, report, seconds), steps=steps, others=others)
+
+
+def score_of(question: Question, report: Report, seconds: float) -> Score:
+    """Return the score of a report, without the steps that the diagnosis needs and the other thresholds."""
+    said, where = _said(report.differences), _where(report.differences)
     problems = tuple(f"{problem.side}: {problem.where}: {problem.message}" for problem in report.problems)
     words = tuple(map(in_words, report.differences))
-    return Score(question, report.verdict, said, _where(report.differences), steps, seconds, others, problems, words)
+    return Score(question, report.verdict, said, where, None, seconds, {}, problems, words)
 
 
 def _said(differences: Sequence[Difference]) -> tuple[tuple[str, ...], ...]:

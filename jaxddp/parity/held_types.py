@@ -39,6 +39,7 @@ class HeldTypes:
         products: how the program declares that products of float32 matrices are computed, where hardware has a choice;
             "": it declares nothing.
         casts: dtypes of 16 bits in which the loss computes on this machine, or on another (autocast on GPUs).
+        written: parameters that the loss of a flax.nnx module sets; jax's side only.
     """
 
     of: dict[str, dict[str, HeldType]] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class HeldTypes:
     left_out: dict[str, str] = field(default_factory=dict)
     products: str = ""
     casts: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
 
     @contextlib.contextmanager
     def collecting(self, *kinds: str) -> Iterator[None]:

@@ -203,3 +203,23 @@ def test_what_acts_on_gpus_only_is_said(tmp_path: Path, workers: Workers) -> Non
     assert "products of float32 matrices on GPUs: TensorFloat32 in torch, nothing in jax" in " ".join(report.idle)
     assert "under autocast to bfloat16" in " ".join(report.idle)
     assert "products of float32" not in str(report_on(tmp_path, workers, LAYERS))
+
+
+def test_a_parameter_that_a_loss_of_nnx_sets_is_said(tmp_path: Path, workers: Workers) -> None:
+    normed = (
+        'return m(b["x"])',
+        'return torch.func.functional_call(m, {"0.weight": m[0].weight / m[0].weight.norm()}, b["x"])',
+    )
+    writes = (
+        'flax_loss(m, b): return jnp.square(m(b["x"])).mean()\n',
+        """flax_loss(m, b):
+    m.layers[0].kernel[...] = m.layers[0].kernel / jnp.linalg.norm(m.layers[0].kernel)
+    return jnp.square(m(b["x"])).mean()
+""",
+    )
+    report = report_on(tmp_path, workers, LAYERS, normed, writes)
+    assert report.verdict == "equal", str(report)
+    assert "jax's loss sets the parameter layers.0.kernel. A loop of flax.nnx keeps" in " ".join(report.idle)
+    for jax_loss in ('m(b["x"])', 'nnx.remat(lambda m, x: m(x))(m, b["x"])', 'nnx.jit(lambda m, x: m(x))(m, b["x"])'):
+        right = report_on(tmp_path, workers, LAYERS, ('jnp.square(m(b["x"]))', f"jnp.square({jax_loss})"))
+        assert right.verdict == "equal" and "jax's loss sets" not in str(right)

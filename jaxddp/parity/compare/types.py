@@ -20,7 +20,8 @@ class ComparedTypes(NamedTuple):
     Attributes:
         aspect: a row for the report.
         differences: a difference for each kind, pair of types and line.
-        sentences: what was not compared, and what acts on other hardware only, each in a sentence.
+        sentences: what was not compared, what acts on other hardware only, and what a check leaves out, each in a
+            sentence.
     """
 
     aspect: Aspect
@@ -45,7 +46,7 @@ def compare_types(torch: HeldTypes, jax: HeldTypes, optimizer: str) -> ComparedT
             if not (are_alike(*types) or follows):
                 differing.setdefault((kind, of_torch.dtype, of_jax), []).append((name, of_torch, of_jax))
     differences = tuple(_difference(f"{key[0]}", pairs) for key, pairs in differing.items())
-    sentences = (*_not_compared(torch, jax), *_elsewhere(torch, jax))
+    sentences = (*_not_compared(torch, jax), *_elsewhere(torch, jax), *_written(jax))
     if differences:
         return ComparedTypes(Aspect("differs", sentences, tensor=differences[0].tensor), differences, sentences)
     known = torch.of.keys() & jax.of.keys()
@@ -132,3 +133,13 @@ def _elsewhere(torch: HeldTypes, jax: HeldTypes) -> Iterator[str]:
         yield f"Declared for products of float32 matrices on GPUs: {', '.join(sides)}; it has no effect in this check."
     if casts := [dtype for dtype in torch.casts if dtype not in jax.casts]:
         yield f"torch's loss is under autocast to {listed(casts, joint=', ')}, and jax's makes no such cast."
+
+
+def _written(jax: HeldTypes) -> Iterator[str]:
+    """Yield what a loss sets that nnx keeps, and jaxddp's pure steps do not."""
+    if jax.written:
+        names = f"parameter{'s' * (len(jax.written) > 1)} {listed(jax.written, joint=', ')}"
+        yield (
+            f"jax's loss sets the {names}. A loop of flax.nnx keeps what it sets, so that a step may begin with other "
+            "weights; this check compares the steps without it, as jaxddp.train takes them."
+        )

@@ -1,7 +1,7 @@
 """Record the random numbers that a jax loss or step draws, or take them from the batch."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial, wraps
 from itertools import takewhile
@@ -20,6 +20,7 @@ from jaxddp.nn.losses import as_losses
 from jaxddp.nn.plain import carries_state
 from jaxddp.parity.held_types import HeldType, HeldTypes
 from jaxddp.parity.jax_side.multi_loss_step import losses_alone, multi_loss_step
+from jaxddp.parity.jax_side.set_parameters import computed, parameters_of
 from jaxddp.parity.jax_side.side import pure_loss
 from jaxddp.parity.jax_side.widened import noted_casts
 from jaxddp.parity.port import Port
@@ -37,6 +38,7 @@ from jaxddp.parity.port.draws import (
 from jaxddp.parity.replaced_functions import replaced
 from jaxddp.parity.user_code.homes import line_of_function
 from jaxddp.program.losses import named_losses
+from jaxddp.state import Params
 from jaxddp.step.loops import primitives
 
 Take = Callable[[str, Sequence[int], float | None], jax.Array]  # (kind, shape, probability of a 1) -> numbers
@@ -60,17 +62,21 @@ def draws_of(port: Port, types: HeldTypes | None = None) -> tuple[Draw, ...]:
 
     Args:
         port: the port.
-        types: gets the types of the losses, and those to which they are computed in 16 bits.
+        types: gets the types of the losses, those to which they are computed in 16 bits, and the parameters that the
+            loss sets.
     """
-    draws: list[Draw] = []
+    draws, written = list[Draw](), dict[str, Any]()
     types = types or HeldTypes()
     name, function = _drawing(port)
 
     @wraps(function)
     def noted(*arguments: Any, **more: Any) -> Any:
         draws.clear()  # a linen module is initialised by the loss, too
+        before = parameters_of(arguments[0]) if name == "flax_loss" else {}  # a step keeps what it sets
         with replaced_samplers(_noting(arguments, draws)):
             returned = function(*arguments, **more)
+        written.clear()
+        written.update({path: x for path, x in parameters_of(arguments[0]).items() if x is not before.get(path, x)})
         with types.collecting("losses"):
             types.of["losses"] = _types_of_losses(port, function, returned)
         return returned
@@ -81,10 +87,17 @@ def draws_of(port: Port, types: HeldTypes | None = None) -> tuple[Draw, ...]:
     if port.flax_step is not None and port.torch_step is not None:
         loss = partial(losses_alone, multi_loss_step(functional, port.flax_step, port.flax_optimizer))
     batch = jax.tree.map(jnp.asarray, port.first_batch("jax"))
-    of_replica = jax.vmap(lambda _: loss(functional.params, functional.buffers, batch), axis_name=AXIS_NAME)
+
+    def of_params(params: Params) -> Any:
+        return jax.vmap(lambda _: loss(params, functional.buffers, batch), axis_name=AXIS_NAME)(jnp.zeros(1))
+
     with noted_casts() as casts:
-        program = jax.make_jaxpr(of_replica)(jnp.zeros(1))
+        program = jax.make_jaxpr(of_params)(functional.params)
     types.casts = tuple(sorted(casts))
+    types.written = tuple(written)
+    if written:  # nnx.jit and nnx.remat set what they hand on, too
+        with suppress(Exception):  # what is set may differ between replicas
+            types.written = computed(lambda params: (of_params(params), dict(written))[1], functional.params)
     unseen = not any(draw.refused for draw in draws) and any(name in DRAWING for name, _ in primitives(program.jaxpr))
     return (*draws, *[Draw("number", (), refused=UNSEEN)] * unseen)
 

@@ -5,7 +5,7 @@ the check said to each; `python -m benchmarks.scoreboard --parts threads --threa
 anew.
 """
 
-from . import losses, models, open_questions, optimizers, replicas
+from . import losses, models, open_questions, optimizers, replicas, silent_evaluation, silent_start, silent_training
 from .thread import Thread, write_port
 
 __all__ = ["GROUPS", "THREADS", "Thread", "write_port"]
@@ -16,6 +16,9 @@ GROUPS: dict[str, dict[str, Thread]] = {
     "Losses": losses.THREADS,
     "Optimizers": optimizers.THREADS,
     "Replicas, micro-batches and schedules": replicas.THREADS,
+    "Silent: initial weights, types, random numbers": silent_start.THREADS,
+    "Silent: schedules, clipping, devices": silent_training.THREADS,
+    "Silent: evaluation, weights outside of the step, data": silent_evaluation.THREADS,
     "Open": open_questions.THREADS,
 }
 THREADS: dict[str, Thread] = {name: thread for group in GROUPS.values() for name, thread in group.items()}

@@ -1,6 +1,6 @@
 """Threads about layers and their weights."""
 
-from .thread import WITH_JAX, WITH_JNP, Thread, in_jax, in_torch
+from .thread import WITH_JAX, Thread, in_jax, in_torch
 
 TF32 = '''
 
@@ -10,15 +10,8 @@ def tf32(x, y, dimension_numbers, precision=None, preferred_element_type=None):
     return jax.lax.dot_general(x, y, dimension_numbers)
 
 '''
-START = '''
-
-def flax_start(params, rank):
-    """Initialise the model as its layers do by default."""
-    drawn = Classifier().init(jax.random.key(0), jnp.zeros((1, 6)))["params"]
-    return jax.tree.map(lambda new, old: new.astype(old.dtype), drawn, params)
-'''
-OPTIMIZER = in_jax("flax_optimizer = optax.adam(LR)\n", f"flax_optimizer = optax.adam(LR)\n{START}")
-TRUNCATED = "nn.initializers.truncated_normal(0.5)"
+AS_IN_TORCH = 'kernel_init=nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")'
+OF_FLAX = "std=0.5 / 0.87962566, a=-1 / 0.87962566, b=1 / 0.87962566"  # its deviation is that behind the cut
 
 THREADS: dict[str, Thread] = {
     "same_padding": Thread(
@@ -103,28 +96,23 @@ THREADS: dict[str, Thread] = {
         "Ports of networks train differently from torch's.",
         "Default initial weights differ: Dense, Conv and Embed draw from other distributions.",
         "classifier",
-        (OPTIMIZER,),
-        (),
-        (WITH_JAX, WITH_JNP),
-        note="the check gives both sides torch's weights, so all that follows from them is equal; it does not compare "
-        "initial weights",
+        (in_jax(f"{AS_IN_TORCH}, ", ""),),
+        setting=(in_jax('nn.Dense(12, name="inner")', f'nn.Dense(12, {AS_IN_TORCH}, name="inner")'),),
+        answer="initialisation",
+        words=("inner.weight", "torch kaiming_uniform", "jax lecun_normal"),
     ),
     "truncated_normal": Thread(
         ("google/flax#4091", "mlcommons/algorithmic-efficiency#819"),
         "Initial weights of a ViT reach other bounds in JAX and torch, with the same standard deviation.",
         "The bounds of torch's `trunc_normal_` are absolute; JAX's are multiples of the standard deviation.",
-        "classifier",
-        (
-            in_jax('nn.Dense(12, name="inner")', f'nn.Dense(12, kernel_init={TRUNCATED}, name="inner")'),
-            in_torch(
-                "self.outer = nn.Linear(12, 4)\n",
-                "self.outer = nn.Linear(12, 4)\n        nn.init.trunc_normal_(self.inner.weight, std=0.5)\n",
-            ),
-            OPTIMIZER,
+        "decoder",
+        (in_torch(f"trunc_normal_(layer.weight, {OF_FLAX})", "trunc_normal_(layer.weight, std=0.5)"),),
+        setting=(
+            in_torch('kaiming_normal_(layer.weight, nonlinearity="linear")', f"trunc_normal_(layer.weight, {OF_FLAX})"),
+            in_jax('variance_scaling(1.0, "fan_in", "normal")', "truncated_normal(0.5)"),
         ),
-        (),
-        (WITH_JAX, WITH_JNP),
-        note="as in the row above, initial weights are not compared",
+        answer="initialisation",
+        words=("up.weight", "torch normal(0.5); jax truncated_normal(0.5)"),
     ),
     "antialias": Thread(
         ("sayakpaul/cmmd-pytorch#4", "sayakpaul/cmmd-pytorch#5"),

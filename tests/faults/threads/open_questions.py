@@ -17,8 +17,10 @@ THREADS: dict[str, Thread] = {
         "Closed; the cause is not visible.",
         "autoencoder",
         outcome="open",
-        note="from equal weights all is equal: initial weights, the data's order or a part of the thread's programs "
-        "that it does not describe are left",
+        note="from equal weights all is equal: initial weights, which the check compares, the data's order or a part "
+        "of the thread's programs that it does not describe are left",
+        answer="initialisation",
+        words=("encode.weight",),
     ),
     "vmap_over_loss": Thread(
         ("google/flax#3973",),
@@ -82,7 +84,9 @@ THREADS: dict[str, Thread] = {
         "oscillator",
         outcome="open",
         note="first and second derivatives by `torch.autograd.grad` and by `jax.jvp`, and gradients through them, are "
-        "equal; initial weights are left",
+        "equal; initial weights, which the check compares, are left",
+        answer="initialisation",
+        words=("first.weight",),
     ),
     "detector": Thread(
         ("jax-ml/jax#23646",),

@@ -13,6 +13,19 @@ def pair(torch: str, jax: str) -> tuple[Edit, Edit]:
 JNP = WITH_JAX, WITH_JNP
 
 
+def clipped_as_in_torch(norm: str, optimizer: str) -> str:
+    """Return an optimizer with a clipping in front of it that adds 1e-6 to the norm."""
+    return f"""
+
+def torchs_clipping(gradients, params):
+    scale = jnp.minimum(1, {norm} / (optax.tree.norm(gradients) + 1e-6))
+    return jax.tree.map(lambda g: g * scale, gradients)
+
+
+flax_optimizer = optax.chain(optax.stateless(torchs_clipping), {optimizer})
+"""
+
+
 def adam_of(direction: str) -> str:
     """Return an Adam by hand; `direction` computes the update from m, v, t and LR."""
     return f"""
@@ -64,18 +77,7 @@ THREADS: dict[str, Thread] = {
         (
             in_torch("LR = 1e-3\n", "LR = 1e-3\ntorch_clip_grad_norm = 0.01\n"),
             in_torch(TORCH_ADAM, "torch.optim.AdamW(parameters, lr=LR, weight_decay=0.01)"),
-            in_jax(
-                OPTIMIZER,
-                """
-
-def torchs_clipping(gradients, params):
-    scale = jnp.minimum(1, 0.01 / (optax.tree.norm(gradients) + 1e-6))
-    return jax.tree.map(lambda g: g * scale, gradients)
-
-
-flax_optimizer = optax.chain(optax.stateless(torchs_clipping), optax.adamw(LR, weight_decay=0.01))
-""",
-            ),
+            in_jax(OPTIMIZER, clipped_as_in_torch("0.01", "optax.adamw(LR, weight_decay=0.01)")),
             *JNP,
         ),
     ),
