@@ -48,13 +48,18 @@ class MadeRun:
                 losses = {name: x[rank] for name, x in record["local_loss"].items()}
                 writer.write({"local_loss": losses, **(shared if rank == 0 else {})})
 
-    def slack(self, number: int) -> float:
-        """Return by how much updates may differ as one side adds `TORCH_EPSILON` to the norm and the other does not."""
+    def slack(self, number: int, factor: float = 1.0) -> float:
+        """Return by how much updates may differ as one side adds `TORCH_EPSILON` to the norm and the other does not.
+
+        Args:
+            number: step, from 0.
+            factor: of its gradients.
+        """
         if self._clipping.max_norm is None:
             return 0.0
         variant = self._variants[number]
         record = self._run.records[variant.step % len(self._run.records)]
-        norm = stage_norm(self._gradients(record, variant)["gradients"])
+        norm = factor * stage_norm(self._gradients(record, variant)["gradients"])
         return 2 * TORCH_EPSILON / norm if norm > self._clipping.max_norm else 0.0
 
     def _gradients(self, record: Mapping[str, Tensors], variant: Variant) -> dict[str, Tensors]:
