@@ -82,7 +82,10 @@ def test_the_number_that_counts_examples_is_named_with_its_line(checked: Checked
 SHIFTED = [
     ("self.fc2 = torch.nn.Linear(5, 4)", "self.fc2 = torch.nn.Linear(5, 4); self.shift = torch.nn.Linear(3, 1)"),
     ("self.fc2(torch.tanh(self.fc1(x)))", "self.fc2(torch.tanh(self.fc1(x))) + self.shift(3 * x)"),
-    ("self.fc2 = nnx.Linear(5, 4, rngs=rngs)", "self.fc2, self.shift = (nnx.Linear(*n, rngs=rngs) for n in ((5, 4), (3, 1)))"),
+    (
+        "self.fc2 = nnx.Linear(5, 4, rngs=rngs)",
+        "self.fc2, self.shift = (nnx.Linear(*n, rngs=rngs) for n in ((5, 4), (3, 1)))",
+    ),
     ("self.fc2(nnx.tanh(self.fc1(x)))", "self.fc2(nnx.tanh(self.fc1(x))) + self.shift(3 * x)"),
 ]
 HALVING = """
@@ -112,6 +115,11 @@ RIGHT = {
     "clipping in the chain": (
         [adam_in("optax.stateless(lambda g, _: jaxddp.optim.clip_by_global_norm(g, 0.05)[0])", "optax.adam(1e-2)")],
         "torch_clip_grad_norm = 0.05",
+    ),
+    # Idle in the run; torch adds 1e-6 to the norm, and optax does not.
+    "clipping by optax in the chain": (
+        [own_optimizers("SGD(parameters, lr=0.1)", "optax.chain(optax.clip_by_global_norm(0.6), optax.sgd(0.1))")],
+        "torch_clip_grad_norm = 0.6",
     ),
     "gradients of rounding in a step of its own": ([*SHIFTED, adam_in("optax.adam(1e-2)")], STEP.format(PMEAN)),
     "an optimizer of its own": ([HAND, BY_HAND], STEP.format(PMEAN)),

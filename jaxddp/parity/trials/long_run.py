@@ -14,8 +14,7 @@ from jaxddp.parity.torch_side.rank import rank_folder
 from jaxddp.parity.trials.runs import TrialRuns, Tried
 
 STEPS = 1000
-ALLOWED = 1e-8  # of the parameters; measured for Adam, SGD and RMSprop: up to 4e-14
-GROWTH = 10.0  # of `MadeRun.slack` over all steps; measured: GGG
+ALLOWED = 1e-8  # of the parameters; measured for Adam, SGD and RMSprop: up to 4e-14, and 0.1 of `MadeRun.slack`
 LONG = Trial("optimizer_state", f"after {STEPS:,} steps of the optimizer alone")
 
 
@@ -41,5 +40,5 @@ def after_many_steps(trials: TrialRuns) -> Tried:
     if torch is None:
         return replace(tried, trial=replace(LONG, left_out="its rate has a schedule, which is compared by itself"))
     slack = max(made.slack(step, factor) for step in range(case.steps) for factor in (min(factors), max(factors)))
-    located = Located.worst(STEPS, residuals({name: jax[name] for name in torch}, torch), ALLOWED + GROWTH * slack)
+    located = Located.worst(STEPS, residuals({name: jax[name] for name in torch}, torch), ALLOWED + slack)
     return tried if located.residual <= located.allowed else replace(tried, differing={"params": located})

@@ -19,7 +19,7 @@ from jaxddp.parity.jax_side.child import Forced, jax_records
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts
 from jaxddp.parity.port.variants import Variant, scaled_by_batch
-from jaxddp.parity.records import Record, StoredRecord
+from jaxddp.parity.records import Record, StoredRecord, stage_norm
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import Steps, rank_folder
@@ -85,11 +85,13 @@ class TrialRuns:
             count = len(torch)
             judgement = judge(torch, jax, self.runs.facts, self.runs.summary.optimizer, self.runs.summary.highest)
             trial: Trial | None = None
+            slack = 0.0
             for place, variant in enumerate(left[:count]):
                 trial = variant.trial or trial  # a step as it is shows what the optimizer remembers
+                slack = max(slack, made.slack(place), self.slack(torch[place]))
                 if trial is not None:
                     tried = Tried(variant, trial, {}, place, left)
-                    yield judged(tried, judgement, torch, jax, self.runs.facts, made.slack(place))
+                    yield judged(tried, judgement, torch, jax, self.runs.facts, slack)
             if not why:
                 return
             if (raising := left[count].trial) is not None:
@@ -101,6 +103,11 @@ class TrialRuns:
         facts, run = self.runs.facts, raw_run(self.runs.path("torch64"), self.runs.start, self.case.world_size)
         clipping = reference_clipping(facts) if facts.clips_inside else NOT_CLIPPED
         return MadeRun(run, variants, clipping, gives_gradients or not facts.custom_step)
+
+    def slack(self, torch: Record) -> float:
+        """Return by how much an update of a record's own gradients may differ; see `Clipping.slack`."""
+        facts = self.runs.facts
+        return reference_clipping(facts).slack(stage_norm(torch["gradients"])) if facts.clips_inside else 0.0
 
     def _case(self, variants: tuple[Variant, ...]) -> PortCase:
         source = self.case.source
