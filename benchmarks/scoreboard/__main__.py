@@ -19,6 +19,7 @@ from benchmarks.scoreboard.exam import ExamScore, exam_module, examine, silent_l
 from benchmarks.scoreboard.kept import Kept
 from benchmarks.scoreboard.mutants import Outcome, run_mutants
 from benchmarks.scoreboard.outside import OutsideScore, fault_module, score_outside
+from benchmarks.scoreboard.right import WORLD_SIZE, RightScore, right_module, score_right
 from benchmarks.scoreboard.score import Question, Score, score
 from benchmarks.smoke import compile_faster
 from jaxddp import cli
@@ -28,7 +29,8 @@ from jaxddp.parity.environment import environment
 from jaxddp.parity.workers import Workers
 
 PROG = "python -m benchmarks.scoreboard"
-PARTS = ("planted", "pairs", "uncatalogued", "outside", "clean", "threads", "exam", "mutants")
+PARTS = ("planted", "pairs", "uncatalogued", "outside", "clean", "right", "threads", "exam", "mutants")
+APART = ("outside", "right", "exam", "mutants")  # parts with scores of their own
 # Scenarios and optimizers of the correct ports, in turn.
 CLEAN = (
     *(("mlp", "sgd"), ("mlp", "adamw"), ("tokens", "adamw"), ("convnet", "sgd"), ("mlp_accumulated", "sgd_nesterov")),
@@ -44,7 +46,7 @@ class ScoreboardOptions:
     """
 
     parts: tuple[str, ...] = PARTS
-    """planted | pairs | uncatalogued | outside | clean | threads | exam | mutants."""
+    """planted | pairs | uncatalogued | outside | clean | right | threads | exam | mutants."""
     only: str = "*"
     """Run only the faults, pairs, correct ports ("seed 7"), threads and mutants whose name matches this pattern."""
     share: float = 1.0
@@ -86,7 +88,7 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
     faults, kept = _faults("planted"), Kept(options.scores)
     scores: dict[str, list[Score]] = {}
     with Workers(4, "cpu") as workers, tempfile.TemporaryDirectory() as folder:
-        for part in (part for part in PARTS if part in options.parts and part not in ("outside", "exam", "mutants")):
+        for part in (part for part in PARTS if part in options.parts and part not in APART):
             scores[part] = []
             for question in _questions(part, faults, options, Path(folder)):
                 key = (part, *map(str, (question.label, question.scenario, question.optimizer)))
@@ -99,9 +101,10 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
                     print(_line(result, *_agreements([result] * (part == "threads")).values()), flush=True)
                 scores[part].append(result)
         outside = list(_outside(options, kept, workers)) if "outside" in options.parts else []
+    right = list(_right(options, kept)) if "right" in options.parts else []
     exam = list(_exam(options, kept)) if "exam" in options.parts else []
     outcomes = list(_mutants(options, kept)) if "mutants" in options.parts else []
-    if not outcomes and not outside and not exam and not any(scores.values()):
+    if not outcomes and not outside and not right and not exam and not any(scores.values()):
         raise InputError(f"--only {options.only}: matches nothing in {', '.join(options.parts)}")
     command = shlex.join([*PROG.split(), *argv])
     about = {**environment(), "command": command, "date": kept.when()}
@@ -110,7 +113,7 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
         threads.write(_faults("threads").GROUPS, scores.get("threads", ()), options.threads_page)
     if options.silent is not None:
         write_atomically(options.silent, silent_list(options.silent, exam).encode())
-    text = to_markdown(scores, outside, outcomes, about, agreements, exam)
+    text = to_markdown(scores, outside, outcomes, about, agreements, exam, right)
     if options.output is None:
         print(text)
     else:
@@ -175,6 +178,17 @@ def _outside(options: ScoreboardOptions, kept: Kept, workers: Workers) -> Iterat
             patched = "patched" if result.patched else ""
             print(f"{mark:10} {patched:8} {result.seconds:5.1f} s  {label:36} {where:50} {said}".rstrip(), flush=True)
         yield result
+
+
+def _right(options: ScoreboardOptions, kept: Kept) -> Iterator[RightScore]:
+    with mock.patch.dict(os.environ), Workers(WORLD_SIZE, "cpu") as workers:
+        compile_faster()
+        for port in (port for port in right_module().right_ports() if fnmatch.fnmatch(port.name, options.only)):
+            if (result := kept.right(("right", port.name))) is None:
+                result = score_right(port, workers)
+                kept.add(("right", port.name), result)
+                print(f"{result.verdict:10} {result.seconds:5.1f} s  {port.name}  {result.said}".rstrip(), flush=True)
+            yield result
 
 
 def _exam(options: ScoreboardOptions, kept: Kept) -> Iterator[ExamScore]:

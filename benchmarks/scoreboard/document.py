@@ -9,6 +9,9 @@ from benchmarks.scoreboard.exam import section as exam_section
 from benchmarks.scoreboard.mutants import Outcome
 from benchmarks.scoreboard.outside import OutsideScore, counts_of_patches
 from benchmarks.scoreboard.outside import counts as counts_outside
+from benchmarks.scoreboard.right import RightScore
+from benchmarks.scoreboard.right import counts as counts_right
+from benchmarks.scoreboard.right import section as right_section
 from benchmarks.scoreboard.score import Score
 from benchmarks.scoreboard.threads import counts as counts_threads
 from benchmarks.tables import table
@@ -30,6 +33,7 @@ def to_markdown(
     environment: Mapping[str, str],
     agreements: Mapping[str, str],
     exam: Sequence[ExamScore] = (),
+    right: Sequence[RightScore] = (),
 ) -> str:
     """Format the scoreboard.
 
@@ -40,17 +44,19 @@ def to_markdown(
         environment: command, date, hardware and versions.
         agreements: public thread -> how far the check agrees with it.
         exam: scores of the part "exam".
+        right: scores of the part "right".
     """
     blocks = [
         "# Scoreboard of the parity check",
         f"`{environment['command']}`, {environment['date']}, {environment['hardware']}, Python "
         f"{environment['python']}, jax {environment['jax']}, flax {environment['flax']}, "
         f"optax {environment['optax']}, torch {environment['torch']}.",
-        table(["what", "number", "result"], _summary(parts, outside, mutants, agreements, exam)),
+        table(["what", "number", "result"], _summary(parts, outside, mutants, agreements, exam, right)),
     ]
     for name, section in (("planted", _planted), ("pairs", _pairs), ("uncatalogued", _uncatalogued), ("clean", _clean)):
         if parts.get(name):
             blocks += section(parts[name])
+    blocks += right_section(right) if right else ()
     if outside:
         blocks += _outside(outside)
     if agreements:
@@ -73,6 +79,7 @@ def _summary(
     mutants: Sequence[Outcome],
     agreements: Mapping[str, str],
     exam: Sequence[ExamScore],
+    right: Sequence[RightScore],
 ) -> Iterator[Sequence[object]]:
     if scores := parts.get("planted"):
         faults = _by_fault(scores)
@@ -94,6 +101,8 @@ def _summary(
     if scores := parts.get("clean"):
         alarms = sum(score.verdict != "equal" for score in scores)
         yield f"correct ports, {scores[0].question.steps} steps each", len(scores), f"{alarms} false alarms"
+    if right:
+        yield "correct ports whose halves are written differently", len(right), counts_right(right)
     if agreements:
         yield "public threads, re-enacted", len(agreements), counts_threads([*agreements.values()])
     if exam:

@@ -13,10 +13,12 @@ from typing import Any
 from benchmarks.scoreboard.exam import ExamScore
 from benchmarks.scoreboard.mutants import Outcome
 from benchmarks.scoreboard.outside import OutsideScore, Place
+from benchmarks.scoreboard.right import RightScore
 from benchmarks.scoreboard.score import Question, Score
 from jaxddp.errors import InputError
 
 EXAM_FIELDS = dataclasses.fields(ExamScore)
+RIGHT_FIELDS = dataclasses.fields(RightScore)
 
 
 class Kept:
@@ -47,7 +49,7 @@ class Kept:
             except (ValueError, TypeError, KeyError):
                 raise InputError(f"{path}: line {number} is not a result of the scoreboard") from None
 
-    def add(self, key: tuple[str, ...], result: Score | OutsideScore | ExamScore | Outcome) -> None:
+    def add(self, key: tuple[str, ...], result: Score | OutsideScore | ExamScore | RightScore | Outcome) -> None:
         """Add a result, and append it to the file."""
         fields = {field.name for field in dataclasses.fields(result)} - {"question", "fault"}
         values = {name: getattr(result, name) for name in sorted(fields)}
@@ -91,6 +93,11 @@ class Kept:
         """Return what became of a mutant of the exam; None if it was not run yet."""
         entry = self._lines.get(key)
         return None if entry is None else ExamScore(**{field.name: entry[field.name] for field in EXAM_FIELDS})
+
+    def right(self, key: tuple[str, ...]) -> RightScore | None:
+        """Return the verdict on a correct port; None if it was not run yet."""
+        entry = self._lines.get(key)
+        return None if entry is None else RightScore(**{field.name: entry[field.name] for field in RIGHT_FIELDS})
 
     def when(self) -> str:
         """Return the dates and commits of all results: "2026-01-31, commit 1a2b3c4"."""

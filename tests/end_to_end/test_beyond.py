@@ -78,10 +78,51 @@ def test_the_number_that_counts_examples_is_named_with_its_line(checked: Checked
     assert beyond.jax is not None and OF_TWELVE[1] in beyond.jax.itself
 
 
+# Logits that are shifted together: the loss does not depend on `shift`, whose gradients are only rounding.
+SHIFTED = [
+    ("self.fc2 = torch.nn.Linear(5, 4)", "self.fc2 = torch.nn.Linear(5, 4); self.shift = torch.nn.Linear(3, 1)"),
+    ("self.fc2(torch.tanh(self.fc1(x)))", "self.fc2(torch.tanh(self.fc1(x))) + self.shift(3 * x)"),
+    (
+        "self.fc2 = nnx.Linear(5, 4, rngs=rngs)",
+        "self.fc2, self.shift = (nnx.Linear(*n, rngs=rngs) for n in ((5, 4), (3, 1)))",
+    ),
+    ("self.fc2(nnx.tanh(self.fc1(x)))", "self.fc2(nnx.tanh(self.fc1(x))) + self.shift(3 * x)"),
+]
+HALVING = """
+def torch_scheduler(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+"""
+HALVED = own_optimizers(
+    "Adam(parameters, lr=1e-2, eps=1e-5)", "optax.adam(lambda count: 1e-2 * 0.5 ** (count // 2), eps=1e-5)"
+)
+HAND = (
+    "class TorchNet(",
+    """class Hand(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(0.1 * p.grad)
+
+class TorchNet(""",
+)
+BY_HAND = 'optimizer = "sgd"\n', "import optax\ntorch_optimizer, flax_optimizer = Hand, optax.sgd(0.1)\n"
 RIGHT = {
     "the port as it is": ([], ""),
     "a step of its own": ([], STEP.format(PMEAN)),
     "clipping on both sides": ([], "clip_grad_norm = 0.05"),
+    "clipping in the chain": (
+        [adam_in("optax.stateless(lambda g, _: jaxddp.optim.clip_by_global_norm(g, 0.05)[0])", "optax.adam(1e-2)")],
+        "torch_clip_grad_norm = 0.05",
+    ),
+    # Idle in the run; torch adds 1e-6 to the norm, and optax does not.
+    "clipping by optax in the chain": (
+        [own_optimizers("SGD(parameters, lr=0.1)", "optax.chain(optax.clip_by_global_norm(0.6), optax.sgd(0.1))")],
+        "torch_clip_grad_norm = 0.6",
+    ),
+    "gradients of rounding in a step of its own": ([*SHIFTED, adam_in("optax.adam(1e-2)")], STEP.format(PMEAN)),
+    "an optimizer of its own": ([HAND, BY_HAND], STEP.format(PMEAN)),
     "accumulation": ([], "accumulation_steps = 3"),
     "RMSprop": (
         [own_optimizers("RMSprop(parameters, lr=0.01, alpha=0.9)", "jaxddp.optim.rmsprop(0.01, alpha=0.9)")],
@@ -96,6 +137,13 @@ def test_a_right_port_is_equal_beyond_the_run(changes: list[Change], more: str, 
     assert report.verdict == "equal", str(report)
     assert len(report.trials) >= 12
     assert not [trial for trial in report.trials if trial.left_out]
+
+
+def test_rates_are_read_beside_updates_that_are_lost_in_the_rounding_of_parameters(checked: Checked) -> None:
+    report = checked(*SHIFTED, HALVED, more=HALVING + STEP.format(PMEAN))
+    assert report.aspects["rates"].verdict == "equal", str(report)
+    wrong = checked(*SHIFTED, HALVED, more=HALVING.replace("2, 0.5", "2, 0.4") + STEP.format(PMEAN))
+    assert wrong.verdict == "different"
 
 
 def test_a_loss_that_raises_leaves_its_trial_out_and_no_other(checked: Checked) -> None:

@@ -55,6 +55,14 @@ class Clipping:
         factor = float(self.factor(stage_norm(gradients) if norm is None else norm))
         return {name: self.by_value(value * factor) for name, value in gradients.items()}
 
+    def slack(self, norm: float) -> float:
+        """Return by how much updates may differ as one side adds `TORCH_EPSILON` to the norm and the other does not.
+
+        >>> Clipping(2.5).slack(2.0), Clipping(2.5).slack(10.0)
+        (0.0, 2e-07)
+        """
+        return 2 * TORCH_EPSILON / norm if self.max_norm is not None and norm > self.max_norm else 0.0
+
 
 NOT_CLIPPED = Clipping()
 

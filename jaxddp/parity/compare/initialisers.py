@@ -98,7 +98,7 @@ def described(side: str, name: str, tensors: Mapping[str, DrawnTensor]) -> Descr
     if np.max(tensor.overlap) < ORTHOGONAL:
         return _orthogonal(math.hypot(mean, deviation), tensor.shape)
     largest = float(np.abs(drawn).max())
-    known = next(_known(largest, drawn.size, deviation, error, tensor.shape), None)
+    known = _known(largest, drawn.size, deviation, error, tensor.shape)
     if known is not None and (called := known.torch if side == "torch" else known.flax):
         called = called.removesuffix("()")
         return Described(called, f"{called}, deviation {deviation:.3g}", known.flax)
@@ -148,8 +148,17 @@ def _kind(largest: float, size: int, error: float) -> str:
     return kind if size >= FEW[kind] else ""
 
 
-def _known(largest: float, size: int, deviation: float, error: float, shape: tuple[int, ...]) -> Iterator[Known]:
-    """Yield known initialisers of a matrix or a kernel, by its fans as torch counts them."""
+def _known(largest: float, size: int, deviation: float, error: float, shape: tuple[int, ...]) -> Known | None:
+    """Return the known initialiser of a matrix or a kernel, by its fans as torch counts them, if it is certain."""
+    fitting = [*_fitting(largest, size, deviation, error, shape)]
+    of_kind = {expected for known, expected in fitting if known.kind == fitting[0][0].kind}
+    return fitting[0][0] if len(of_kind) == 1 else None
+
+
+def _fitting(
+    largest: float, size: int, deviation: float, error: float, shape: tuple[int, ...]
+) -> Iterator[tuple[Known, float]]:
+    """Yield known initialisers that numbers may come from, with their deviations."""
     if len(shape) < 2:
         return
     inputs, outputs = math.prod(shape[1:]), math.prod(shape) // shape[1]
@@ -160,7 +169,7 @@ def _known(largest: float, size: int, deviation: float, error: float, shape: tup
         begin = ENDS["truncated"] if known.kind == "normal" else 0.0
         fits = abs(math.log(deviation / expected)) < CLOSE * error and size >= FEW[known.kind]
         if fits and begin * expected < largest <= ENDS[known.kind] * expected * MARGIN:
-            yield known
+            yield known, expected
 
 
 def _by_numbers(kind: str, deviation: float, error: float) -> Described:

@@ -7,6 +7,7 @@ side's norm is used; see `records.relative`.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -53,6 +54,20 @@ def rounding_only(trajectory: Trajectory) -> set[str]:
         total = math.hypot(*norms.values())
         names &= {name for name, norm in norms.items() if norm <= ROUNDING * total}
     return names
+
+
+def rounding_elements(gradients: Sequence[Tensors]) -> dict[str, np.ndarray]:
+    """Return which elements are below `ROUNDING` of the norm of all gradients in every step.
+
+    Args:
+        gradients: of each step, by name.
+
+    >>> rounding_elements([{"w": np.array([3.0, 1e-16]), "b": np.ones(1)}])
+    {'w': array([False,  True]), 'b': array([False])}
+    """
+    floors = [ROUNDING * math.hypot(*map(norm, of_step.values())) for of_step in gradients]
+    pairs = [*zip(gradients, floors, strict=True)]
+    return {name: np.all([np.abs(of_step[name]) <= floor for of_step, floor in pairs], axis=0) for name in gradients[0]}
 
 
 def is_real(x: np.ndarray) -> bool:

@@ -279,7 +279,10 @@ class Watcher(Reader):
             return self.scan(equation.params, given, lines)
         results = super().evaluate(program, equation, given, lines)
         backward = "transpose(" in str(equation.source_info.name_stack)
-        if name in CHOOSING and not backward and (own := lines_of(equation)):
+        # Derivatives choose by `select_n`, in no function; Python's `sum` begins with 0 + x.
+        of_derivative = name == "select_n" and not library_function(equation)
+        of_sum = name == "add" and given[0].number == 0 and not jnp.ndim(given[0].array)
+        if name in CHOOSING and not (backward or of_derivative or of_sum) and (own := lines_of(equation)):
             function = called_function(equation)
             if name == "cond" and function in BRANCHES:
                 taken = tuple(given[0].array == k for k in range(len(equation.params["branches"])))
@@ -341,8 +344,8 @@ def _is_returned(operand: Any, result: Any) -> Any:
     return jnp.all((result == operand) | ((result != result) & (operand != operand)))
 
 
-def called_function(equation: JaxprEqn) -> str:
-    """Return the name of the library's function that the innermost user's line calls, as `KNOWN` has it."""
+def library_function(equation: JaxprEqn) -> str:
+    """Return the name of the library's function that the innermost user's line calls; "": it calls none."""
     traceback = equation.source_info.traceback
     frames: Any = [] if traceback is None else traceback.frames
     name = ""
@@ -351,9 +354,14 @@ def called_function(equation: JaxprEqn) -> str:
             break
         if not any(module in frame.file_name for module in PLUMBING):
             name = frame.function_name.rpartition(".")[2]
+    return name
+
+
+def called_function(equation: JaxprEqn) -> str:
+    """Return the name of the function that the innermost user's line calls, as `KNOWN` has it."""
     if equation.primitive.name == "name":
         return "dropout" if equation.params["name"] == DROPOUT else ""
-    name = (name or _name_of(equation)).strip("_")
+    name = (library_function(equation) or _name_of(equation)).strip("_")
     name = OPERATOR.sub("", name)
     return SYNONYMS.get(name, name)
 

@@ -45,11 +45,13 @@ class Program(NamedTuple):
         state: the state before the first step.
         step: (gradients, state) -> (updates by jax's names, the next state).
         gradients: number of a step -> its gradients.
+        params: the parameters, where updates are differences of them, rounded as they are.
     """
 
     state: Any
     step: Callable[[Any, Any], tuple[Params, Any]]
     gradients: Callable[[int], Any]
+    params: Params | None = None
 
 
 class Count(NamedTuple):
@@ -123,7 +125,7 @@ def _of_custom_step(step: CustomStep, state: TrainState, batch: MicroBatches) ->
         results = jax.vmap(lambda _: alone(state), axis_name=AXIS_NAME)(jnp.zeros(1))
         return jax.tree.map(lambda x: x[0], results)
 
-    return Program(state, of_replica, lambda _: None)
+    return Program(state, of_replica, lambda _: None, state.params)
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ class Response:
         period: steps between two updates: 1, or those of optax.MultiSteps.
         shown: names of hyperparameters that the state shows once.
         run: (counts' values, (ROWS, counts)) -> elements (ROWS, elements), and hyperparameters (ROWS, shown).
+        rounding: error of each element, (elements,).
     """
 
     counts: tuple[Count, ...]
@@ -143,6 +146,7 @@ class Response:
     period: int
     shown: tuple[str, ...]
     run: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    rounding: np.ndarray
 
     @property
     def owners(self) -> tuple[str, ...]:
@@ -223,7 +227,15 @@ def response_of(program: Program, elements: Mapping[str, np.ndarray]) -> Respons
         updates, numbers = compiled(jnp.asarray(rows), leaves, gradients)
         return np.asarray(updates, float), np.asarray(numbers, float)
 
-    return Response(counts, leaves, period, shown, run)
+    return Response(counts, leaves, period, shown, run, _rounding(program.params, elements))
+
+
+def _rounding(params: Params | None, elements: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return how far the updates of some elements are rounded as differences of parameters; None: they are none."""
+    if params is None:
+        return np.zeros(sum(map(len, elements.values())))
+    sizes = [np.abs(np.asarray(params[name]).reshape(-1)[places]) for name, places in elements.items()]
+    return np.finfo(float).eps * np.concatenate(sizes)
 
 
 def _advanced(program: Program) -> tuple[Any, int, tuple[Count, ...]]:

@@ -119,7 +119,8 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         name = name_of(func)
         self._note_numbers((*args, *kwargs.values()), float if name not in WITH_OPERANDS else int | float)
-        if name not in KNOWN or kwargs.get("alpha", 1) != 1:
+        of_sum = name == "add" and any(type(x) is int and x == 0 for x in args)  # Python's begins with 0 + x
+        if name not in KNOWN or kwargs.get("alpha", 1) != 1 or of_sum:
             return func(*args, **kwargs)
         args_before = [x.detach().clone() if isinstance(x, Tensor) else x for x in args]
         given, mask = operands_of(name, args_before, kwargs), mask_of(name, args_before, kwargs)

@@ -21,7 +21,7 @@ class TorchUpdates:
         source: makes model and optimizer.
         steps: optimizer steps of the check; schedules need their number.
         weights: state_dict to start from.
-        gradients: folder of records with "clipped_gradients".
+        gradients: folder of records with "gradients".
         factors: a factor of the gradients for each step.
         world_size: always 1.
     """
@@ -42,12 +42,13 @@ class TorchUpdates:
         if scheduler is not None:
             return None
         parameters = dict(side.model.named_parameters())
-        given = [
-            {name: torch.from_numpy(x) for name, x in record["clipped_gradients"].items()}
-            for record in Records([self.gradients])
-        ]
+        clip = side.facts.clip_grad_norm if side.facts.clips_inside else None  # else the records hold clipped ones
+        records = Records([self.gradients])
+        given = [{name: torch.from_numpy(x) for name, x in record["gradients"].items()} for record in records]
         for step, factor in enumerate(self.factors):
             for name, gradient in given[step % len(given)].items():
                 parameters[name].grad = gradient * factor
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(parameters.values(), clip)
             optimizer.step()
         return {name: x.detach().numpy() for name, x in parameters.items()}

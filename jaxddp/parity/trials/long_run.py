@@ -15,7 +15,7 @@ from jaxddp.parity.torch_side.rank import rank_folder
 from jaxddp.parity.trials.runs import TrialRuns, Tried
 
 STEPS = 1000
-ALLOWED = 1e-8  # of the parameters; measured for Adam, SGD and RMSprop: up to 4e-14
+ALLOWED = 1e-8  # of the parameters; measured for Adam, SGD and RMSprop: up to 4e-14, and 0.1 of `MadeRun.slack`
 LONG = Trial("optimizer_state", f"after {STEPS:,} steps of the optimizer alone")
 
 
@@ -28,7 +28,8 @@ def after_many_steps(trials: TrialRuns) -> Tried:
     runs, workers, case = trials.runs, trials.workers, trials.case
     assert isinstance(case, PortCase)
     folder, *_ = trials.folders()
-    trials.made_run([Variant(step=step) for step in range(case.steps)], gives_gradients=True).write(folder, 1)
+    made = trials.made_run([Variant(step=step) for step in range(case.steps)], gives_gradients=True)
+    made.write(folder, 1)
     gradients = rank_folder(folder, 0)
     factors = tuple(1 + math.sin(step) / 2 for step in range(STEPS))  # the sum of gradients does not repeat
     workers.jax.start(JaxUpdates(case, runs.start, gradients, factors))
@@ -40,5 +41,6 @@ def after_many_steps(trials: TrialRuns) -> Tried:
     if torch is None:
         return replace(tried, trial=replace(LONG, left_out="its rate has a schedule, which is compared by itself"))
     summed = {**folded("params", torch, runs.summands)}
-    located = Located.worst(STEPS, residuals({name: jax[name] for name in summed}, summed), ALLOWED)
-    return tried if located.residual <= ALLOWED else replace(tried, differing={"params": located})
+    slack = max(made.slack(step, factor) for step in range(case.steps) for factor in (min(factors), max(factors)))
+    located = Located.worst(STEPS, residuals({name: jax[name] for name in summed}, summed), ALLOWED + slack)
+    return tried if located.residual <= located.allowed else replace(tried, differing={"params": located})

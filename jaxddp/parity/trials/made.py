@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.parity.case_interface import Trajectory
-from jaxddp.parity.compare.clipping import NOT_CLIPPED, TORCH_EPSILON, Clipping
+from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.port.variants import Variant
 from jaxddp.parity.records import RecordWriter, Tensors, full, stage_norm
 from jaxddp.parity.torch_side.pool import torch_records
@@ -48,14 +48,16 @@ class MadeRun:
                 losses = {name: x[rank] for name, x in record["local_loss"].items()}
                 writer.write({"local_loss": losses, **(shared if rank == 0 else {})})
 
-    def slack(self, number: int) -> float:
-        """Return by how much updates may differ as one side adds `TORCH_EPSILON` to the norm and the other does not."""
-        if self._clipping.max_norm is None:
-            return 0.0
+    def slack(self, number: int, factor: float = 1.0) -> float:
+        """Return by how much updates may differ as one side clips without torch's epsilon.
+
+        Args:
+            number: step, from 0.
+            factor: of its gradients.
+        """
         variant = self._variants[number]
         record = self._run.records[variant.step % len(self._run.records)]
-        norm = stage_norm(self._gradients(record, variant)["gradients"])
-        return 2 * TORCH_EPSILON / norm if norm > self._clipping.max_norm else 0.0
+        return self._clipping.slack(factor * stage_norm(self._gradients(record, variant)["gradients"]))
 
     def _gradients(self, record: Mapping[str, Tensors], variant: Variant) -> dict[str, Tensors]:
         own = "clipped_gradients" if self._clipping == NOT_CLIPPED else "gradients"

@@ -11,13 +11,15 @@ import numpy as np
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, reference_clipping
 from jaxddp.parity.compare.judge import Judgement, Located, judge
+from jaxddp.parity.compare.residuals import residuals, rounding_elements
 from jaxddp.parity.coverage import Trial
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import ORDER
 from jaxddp.parity.jax_side.child import Forced, jax_records
 from jaxddp.parity.lazy_arrays import Arrays
+from jaxddp.parity.port import Facts
 from jaxddp.parity.port.variants import Variant, scaled_by_batch
-from jaxddp.parity.records import Record, StoredRecord
+from jaxddp.parity.records import Record, StoredRecord, stage_norm
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import Steps, rank_folder
@@ -83,11 +85,13 @@ class TrialRuns:
             count = len(torch)
             judgement = judge(torch, jax, self.runs.facts, self.runs.summary.optimizer, self.runs.summary.highest)
             trial: Trial | None = None
+            slack = 0.0
             for place, variant in enumerate(left[:count]):
                 trial = variant.trial or trial  # a step as it is shows what the optimizer remembers
+                slack = max(slack, made.slack(place), self.slack(torch[place]))
                 if trial is not None:
                     tried = Tried(variant, trial, {}, place, left)
-                    yield judged(tried, judgement, torch[place], jax[place], made.slack(place))
+                    yield judged(tried, judgement, torch, jax, self.runs.facts, slack)
             if not why:
                 return
             if (raising := left[count].trial) is not None:
@@ -99,6 +103,11 @@ class TrialRuns:
         facts, run = self.runs.facts, raw_run(self.runs.path("torch64"), self.runs.start, self.case.world_size)
         clipping = reference_clipping(facts) if facts.clips_inside else NOT_CLIPPED
         return MadeRun(run, variants, clipping, gives_gradients or not facts.custom_step)
+
+    def slack(self, torch: Record) -> float:
+        """Return by how much an update of a record's own gradients may differ; see `Clipping.slack`."""
+        facts = self.runs.facts
+        return reference_clipping(facts).slack(stage_norm(torch["gradients"])) if facts.clips_inside else 0.0
 
     def _case(self, variants: tuple[Variant, ...]) -> PortCase:
         source = self.case.source
@@ -154,23 +163,35 @@ class TrialRuns:
         return torch_records(of_torch, case.world_size, summands=self.runs.summands), jax_records(of_jax), why
 
 
-def judged(tried: Tried, judgement: Judgement, torch: Record, jax: Record, slack: float = 0.0) -> Tried:
+def judged(
+    tried: Tried,
+    judgement: Judgement,
+    torch: Sequence[StoredRecord],
+    jax: Sequence[StoredRecord],
+    facts: Facts,
+    slack: float = 0.0,
+) -> Tried:
     """Return a variant with the stages that differ in it, or with why they cannot be compared.
 
     Args:
         tried: the variant.
-        judgement, torch, jax: of its run; the records of its step.
+        judgement, torch, jax: of its run.
+        facts: facts about the training loop.
         slack: by how much its update and the optimizer's state may differ further.
     """
     differing: dict[str, Located] = {}
     for stage in ORDER:
         of_steps = judgement.given.get(stage) or judgement.residuals.get(stage, [])
-        if tried.place >= len(of_steps) or not of_steps[tried.place]:
+        if tried.place >= len(of_steps) or not (of_step := of_steps[tried.place]):
             continue
-        located = Located.worst(tried.place + 1, of_steps[tried.place], judgement.allowed(stage, tried.place + 1))
-        if located.residual <= located.allowed + (slack if stage in ("update", "optimizer_state") else 0.0):
+        allowed = judgement.allowed(stage, tried.place + 1)
+        further = slack if stage in ("update", "optimizer_state") else 0.0
+        if stage == "update" and facts.custom_step and max(of_step.values()) > allowed + further:
+            of_step = _without_noise(torch[: tried.place + 1], jax[tried.place], judgement.shares[tried.place])
+        located = Located.worst(tried.place + 1, of_step, allowed)
+        if located.residual <= located.allowed + further:
             continue
-        of_torch, of_jax = _is_finite(torch, stage), _is_finite(jax, stage)
+        of_torch, of_jax = _is_finite(torch[tried.place], stage), _is_finite(jax[tried.place], stage)
         is_nan = math.isnan(tried.variant.spike or 0.0)
         if is_nan and not (of_torch or of_jax):
             continue  # as it should be
@@ -180,6 +201,24 @@ def judged(tried: Tried, judgement: Judgement, torch: Record, jax: Record, slack
             return replace(tried, trial=replace(tried.trial, left_out=why))
         differing[stage] = located
     return replace(tried, differing=differing)
+
+
+def _without_noise(torch: Sequence[Record], jax: Record, shares: Mapping[str, float]) -> dict[str, float]:
+    """Return the residuals of the update of a `flax_step`, whose optimizer gets its own gradients.
+
+    Elements whose gradients are only rounding, as those of a bias of attention's keys, are left out: Adam and its
+    relatives divide them by their own size.
+
+    Args:
+        torch: records of the steps up to this one.
+        jax: record of this step.
+        shares: see `jaxddp.parity.compare.judge.rate_in_float32`.
+    """
+    noise = rounding_elements([record["gradients"] for record in torch])
+    nothing = np.zeros((), bool)
+    expected = {name: shares.get(name, 1.0) * x for name, x in torch[-1]["update"].items()}
+    kept = ({k: np.where(noise.get(k, nothing), 0.0, x) for k, x in of.items()} for of in (jax["update"], expected))
+    return residuals(*kept)
 
 
 def _is_finite(record: Record, stage: str) -> bool:

@@ -77,8 +77,10 @@ class SizeTrials(TrialRuns):
             return Tried(variant, replace(variant.trial, left_out=why), {}, 0, variants)
         self.workers.jax.do(Forced(case, start, of_torch, of_jax, replicas=count))
         torch_run, jax_run = torch_records(of_torch, count, summands=self.runs.summands), jax_records(of_jax)
-        judgement = judge(torch_run, jax_run, self.runs.facts, self.runs.summary.optimizer)
-        tried = judged(Tried(variant, variant.trial, {}, 0, variants), judgement, torch_run[0], jax_run[0])
+        facts = self.runs.facts
+        judgement = judge(torch_run, jax_run, facts, self.runs.summary.optimizer)
+        tried = Tried(variant, variant.trial, {}, 0, variants)
+        tried = judged(tried, judgement, torch_run, jax_run, facts, self.slack(torch_run[0]))
         return replace(tried, factor=_factor(torch_run[0], jax_run[0], tried), sizes=summaries[0].sizes, count=count)
 
     def _source(self, variants: tuple[Variant]) -> PortSource:
@@ -113,7 +115,8 @@ def counted(runs: Runs, workers: Workers, tried: Tried) -> tuple[str, Quote | No
     of_trial = {what: size for size, what in tried.sizes.items()}
     pairs = {size: (what, of_trial[what]) for size, what in sizes.items() if what in of_trial}
     pairs[runs.case.world_size] = "the replicas", tried.count
-    fits = {n: what for n, (what, now) in pairs.items() if any(_is_near(tried.factor, x) for x in (now / n, n / now))}
+    changed = {n: of_size for n, of_size in pairs.items() if of_size[1] != n}
+    fits = {n: what for n, (what, now) in changed.items() if any(_is_near(tried.factor, x) for x in (now / n, n / now))}
     lines = workers.jax.do(NumberLines(runs.case, runs.start, tuple(fits))) if fits else {}
     number = next(iter(lines), None)
     if number is None:

@@ -139,6 +139,11 @@ RIGHT: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda x, m: torch.stack([row.clamp(-90, 90) for row in x]),
     ),
     "gradients chosen": (lambda x, m: jnp.where(x > 2, x, lax.stop_gradient(x)), lambda x, m: x),
+    "a derivative chosen": (
+        lambda x, m: jax.grad(lambda x: (jnp.maximum(x, -90.0) ** 2).sum())(x),
+        lambda x, m: 2 * x.clamp(min=-90.0),
+    ),
+    "sums in another order": (lambda x, m: sum([x[1], x[0]]), lambda x, m: sum([x[0], x[1]])),
 }
 
 

@@ -104,3 +104,9 @@ def test_an_initialiser_of_flax_would_do_only_for_an_array_of_the_same_fans(
     shape: tuple[int, ...], own: tuple[int, ...], same: bool
 ) -> None:
     assert same_fans(shape, own) == same
+
+
+def test_a_deviation_that_fits_several_initialisers_is_told_as_it_is() -> None:
+    draws = np.random.default_rng(0).normal(size=(8, 40)) / np.sqrt(5)  # over the inputs, and not their mean with 8
+    tensor = DrawnTensor((8, 5), draws, np.ones(8))
+    assert described("jax", "fc.weight", linear(tensor)).says == "normal(0.5)"

@@ -1,0 +1,78 @@
+"""Verdicts on correct ports whose halves are written differently; the ports are in tests/faults/right."""
+
+import importlib
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxddp.parity.checking import check
+from jaxddp.parity.report.report import Report
+from jaxddp.parity.workers import Workers
+
+WORLD_SIZE = 2
+ALARMS = ("different", "beyond", "incomplete")
+
+
+@dataclass(frozen=True)
+class RightScore:
+    """Verdict on a correct port.
+
+    Attributes:
+        name: name of the port: number and family/styles.
+        verdict: verdict of the report.
+        said: what the report says first of a port that is not equal.
+        seconds: duration of the check.
+    """
+
+    name: str
+    verdict: str
+    said: str
+    seconds: float
+
+
+def right_module() -> Any:
+    """Return `tests.faults.right`, which only a checkout of the repository has."""
+    return importlib.import_module("tests.faults.right")
+
+
+def score_right(port: Any, workers: Workers) -> RightScore:
+    """Check a correct port.
+
+    Args:
+        port: a `tests.faults.right.RightPort`.
+        workers: processes to run the check in.
+    """
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="jaxddp-right-") as folder:
+        path = port.write(Path(folder))
+        report = check(path, world_size=WORLD_SIZE, numerics=False, workers=workers, tell=lambda line: None)
+    return RightScore(port.name, report.verdict, _first_words(report), time.monotonic() - started)
+
+
+def _first_words(report: Report) -> str:
+    places = [f"{x.stage}, step {x.step}, {x.tensor}" for x in report.differences]
+    places += [f"{x.trial.what}: {x.stage}, {x.tensor}" for x in report.beyond]
+    return next(iter([*places, *map(str, report.problems)]), "")
+
+
+def counts(scores: Sequence[RightScore]) -> str:
+    """Return the numbers of false alarms and the seconds of a check, in words.
+
+    >>> counts([RightScore("00_mlp/nnx", "equal", "", 4.0), RightScore("01_mlp/tree", "beyond", "rates", 6.0)])
+    '0 different, 1 beyond, 0 incomplete, 5.0 s each'
+    """
+    numbers = Counter(score.verdict for score in scores)
+    seconds = sum(score.seconds for score in scores) / len(scores)
+    return ", ".join([*(f"{numbers[verdict]} {verdict}" for verdict in ALARMS), f"{seconds:.1f} s each"])
+
+
+def section(scores: Sequence[RightScore]) -> Iterator[str]:
+    """Yield the blocks of the scoreboard's document."""
+    yield "## Correct ports whose halves are written differently"
+    yield f"{len(scores)} ports, in the run and beyond it: {counts(scores)}."
+    if false := [f"- {score.name}: {score.verdict}: {score.said}" for score in scores if score.verdict != "equal"]:
+        yield "\n".join(false)
