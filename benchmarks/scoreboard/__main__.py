@@ -94,8 +94,8 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
                 key = (part, *map(str, (question.label, question.scenario, question.optimizer)))
                 key += (str(question.world_size), str(question.steps))
                 if (result := kept.score(key, question)) is None:
-                    # A correct port must not be reported as different in rounding either.
-                    of_part = partial(score, count_steps=part in ("planted", "pairs"), float32=part == "clean")
+                    # A correct port must not be reported as different in rounding either, nor beyond its run.
+                    of_part = partial(score, count_steps=part in ("planted", "pairs"), correct=part == "clean")
                     result = (threads.score_whole if part == "threads" else of_part)(question, workers)
                     kept.add(key, result)
                     print(_line(result, *_agreements([result] * (part == "threads")).values()), flush=True)

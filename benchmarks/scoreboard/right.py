@@ -1,14 +1,16 @@
 """Verdicts on correct ports whose halves are written differently; the ports are in tests/faults/right."""
 
 import importlib
+import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tables import table
 from jaxddp.parity.checking import check
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.workers import Workers
@@ -26,12 +28,14 @@ class RightScore:
         verdict: verdict of the report.
         said: what the report says first of a port that is not equal.
         seconds: duration of the check.
+        parts: duration of each of its parts; see `Findings.part_seconds`.
     """
 
     name: str
     verdict: str
     said: str
     seconds: float
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 def right_module() -> Any:
@@ -50,7 +54,8 @@ def score_right(port: Any, workers: Workers) -> RightScore:
     with tempfile.TemporaryDirectory(prefix="jaxddp-right-") as folder:
         path = port.write(Path(folder))
         report = check(path, world_size=WORLD_SIZE, numerics=False, workers=workers, tell=lambda line: None)
-    return RightScore(port.name, report.verdict, _first_words(report), time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return RightScore(port.name, report.verdict, _first_words(report), seconds, report.part_seconds)
 
 
 def _first_words(report: Report) -> str:
@@ -76,3 +81,6 @@ def section(scores: Sequence[RightScore]) -> Iterator[str]:
     yield f"{len(scores)} ports, in the run and beyond it: {counts(scores)}."
     if false := [f"- {score.name}: {score.verdict}: {score.said}" for score in scores if score.verdict != "equal"]:
         yield "\n".join(false)
+    parts = dict.fromkeys(part for score in scores for part in score.parts)
+    seconds = [(part, statistics.median(score.parts.get(part, 0.0) for score in scores)) for part in parts]
+    yield table(["part of a check", "seconds, median"], [(part, f"{x:.2f}") for part, x in seconds])

@@ -8,6 +8,7 @@ from functools import partial
 
 from benchmarks.scoreboard.others import Traces, alarms
 from jaxddp.parity.cases import PortCase
+from jaxddp.parity.checking import rates_and_start
 from jaxddp.parity.diagnosis.differences import find_differences
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Difference
@@ -16,7 +17,7 @@ from jaxddp.parity.records import Lazy, Record, Records
 from jaxddp.parity.report.numbers import number
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.report.words import STAGE_NAMES, layer_name
-from jaxddp.parity.reporting import report_on
+from jaxddp.parity.reporting import NO_RATES, report_on
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
 
@@ -118,22 +119,23 @@ def right(said: Sequence[Sequence[str]], accepted: Sequence[frozenset[str]]) -> 
     )
 
 
-def score(question: Question, workers: Workers, count_steps: bool = True, float32: bool = False) -> Score:
+def score(question: Question, workers: Workers, count_steps: bool = True, correct: bool = False) -> Score:
     """Check a port, and score the result.
 
     Args:
         question: the port.
         workers: processes to run the check in.
         count_steps: whether to repeat the diagnosis with fewer steps, to find the number needed.
-        float32: whether to run in float32 even if the accepted names do not need it.
+        correct: compare all that a check does, also where the accepted names do not need it.
     """
     started = time.monotonic()
     runs = Runs(PortCase(question.source, question.world_size, question.steps), workers)
     runs.in_float64()
-    float32 = float32 or any(name in NUMERIC for names in question.accepted for name in names)
+    rates = rates_and_start(runs, workers) if correct else NO_RATES
+    float32 = correct or any(name in NUMERIC for names in question.accepted for name in names)
     if float32 and len(runs.jax):
         runs.in_float32()
-    report = report_on(runs, workers, started)
+    report = report_on(runs, workers, started, rates=rates)
     seconds = time.monotonic() - started
     said = _said(report.differences)
     steps = None
