@@ -1,6 +1,6 @@
 """A made run: records whose weights and gradients are those of variants, by which both sides are forced."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +27,13 @@ class MadeRun:
         self._run, self._variants = run, variants
         self._clipping, self._gives_gradients = clipping, gives_gradients
         self._trained = run.records[0]["params"].keys()
+        self._tied = tied(run.start, self._trained, run.records[0]["buffers"])
 
     def start(self, number: int = 0) -> dict[str, np.ndarray]:
         """Return the parameters and buffers before a step, counted from 0."""
         variant = self._variants[number]
         before = self._run.before(variant.step % len(self._run.records))
-        moved = {name for name in before if name in self._trained and before[name].dtype.kind == "f"}
+        moved = {name for name in before if before[name].dtype.kind == "f"} & {*self._trained, *self._tied}
         return {name: before[name] * variant.weights if name in moved else before[name] for name in before}
 
     def write(self, folder: Path, world_size: int) -> None:
@@ -65,6 +66,17 @@ class MadeRun:
         if variant.spike is not None:
             gradients = _with_spike(gradients, variant.spike)
         return {"gradients": gradients, "clipped_gradients": self._clipping.clip(gradients)}
+
+
+def tied(start: Mapping[str, np.ndarray], params: Collection[str], buffers: Collection[str]) -> set[str]:
+    """Return the names in a state_dict that are further ones of a parameter.
+
+    >>> start = {"embed": np.ones(2), "head": np.ones(2), "mean": np.zeros(2), "table": np.ones(2)}
+    >>> tied(start, ["embed", "mean"], ["table"])
+    {'head'}
+    """
+    others = [name for name in start if name not in params and name not in buffers]
+    return {name for name in others if any(np.array_equal(start[name], start[twin]) for twin in params)}
 
 
 def _with_spike(gradients: Tensors, size: float) -> Tensors:
