@@ -25,7 +25,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
 # Names of values of any kind, and of functions or objects.
 VALUES = (
     *("flax_optimizer", "names", "transpose_kernel", "no_twin", "torch_clip_grad_norm", "find_unused_parameters"),
-    *("steps_per_epoch", "restore_at", "intended"),
+    *("steps_per_epoch", "total_steps", "restore_at", "intended"),
 )
 NAMES = (*(name for names in FUNCTIONS.values() for name in names), *VALUES)
 OPTIONS = "Options"

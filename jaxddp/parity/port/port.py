@@ -209,6 +209,8 @@ class Port:
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
         if (self.flax_restore is None) != (self.restore_at is None):
             raise InputError("restore_at: must be given with flax_restore, as the number of steps before its call")
+        if self.total_steps is not None and not (isinstance(self.total_steps, int) and self.total_steps > 0):
+            raise InputError(f"total_steps {self.total_steps!r}: must be a positive number of optimizer steps")
         check_names(self.names)
         self._check_intended()
 

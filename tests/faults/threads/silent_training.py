@@ -23,10 +23,8 @@ STEP = MICRO_STEP.format(gradients="gradients", mean="clipped(mean)").strip()
 EACH_CLIPPED = MICRO_STEP.format(gradients="jax.vmap(clipped)(gradients)", mean="mean").strip()
 WARM_TORCH = "min(1, (step + 1) / 4)"
 WARM_JAX = "LR * jnp.minimum(1, (step + 1) / 4)"
-COSINE = """    first = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 5))
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 35)
-    return torch.optim.lr_scheduler.SequentialLR(optimizer, [first, cosine], [5])
-"""
+COSINE = "(1 + math.cos(math.pi * min(step{}, {length}) / {length})) / 2"  # torch's own goes up again behind its end
+WITH_MATH = in_torch("import torch\nfrom", "import math\n\nimport torch\nfrom")
 COSINE_JAX = "optax.cosine_decay_schedule(LR, 35)"
 CHAIN = f"optax.chain(optax.clip_by_global_norm(5.0), {JAX_ADAM})"
 BRANCHES = f"""optax.multi_transform(
@@ -54,15 +52,11 @@ def flax_step(loss, optimizer, state, batch):
 """
 
 
-def scheduled(body: str, jax: str) -> tuple[Edit, Edit]:
-    """Return the edits that give torch's classifier a scheduler, and JAX's a rate."""
-    function = f"{MADE}\n\ndef torch_scheduler(optimizer):\n{body}"
-    return in_torch(MADE, function), in_jax(JAX_ADAM, f"optax.adam({jax})")
-
-
 def of_factor(torch: str, jax: str) -> tuple[Edit, Edit]:
-    """Return the edits that scale the rate by a function of the step."""
-    return scheduled(f"    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: {torch})\n", jax)
+    """Return the edits that scale the rate of the classifiers by a function of the step."""
+    scheduler = f"    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: {torch})\n"
+    function = f"{MADE}\n\ndef torch_scheduler(optimizer):\n{scheduler}"
+    return in_torch(MADE, function), in_jax(JAX_ADAM, f"optax.adam({jax})")
 
 
 OPTIMIZER = f"flax_optimizer = {JAX_ADAM}\n"
@@ -89,8 +83,12 @@ THREADS: dict[str, Thread] = {
         (in_jax("(LR, 35)", "(LR, 35 - 5)"),),
         (),
         (
-            *scheduled(COSINE, f"optax.join_schedules([lambda step: LR * (step + 1) / 5, {COSINE_JAX}], [5])"),
+            *of_factor(
+                f"(step + 1) / 5 if step < 5 else {COSINE.format(' - 5', length=35)}",
+                f"optax.join_schedules([lambda step: LR * (step + 1) / 5, {COSINE_JAX}], [5])",
+            ),
             TOTAL,
+            WITH_MATH,
         ),
         answer="rates",
         words=("the learning rate differs first at step", "in jax"),
@@ -102,10 +100,7 @@ THREADS: dict[str, Thread] = {
         "classifier",
         (in_jax("(LR, 40)", "(LR, 8)"),),
         ("schedule",),
-        scheduled(
-            "    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)\n",
-            "optax.cosine_decay_schedule(LR, 40)",
-        ),
+        (*of_factor(COSINE.format("", length=40), "optax.cosine_decay_schedule(LR, 40)"), WITH_MATH),
         steps=8,
     ),
     "clipped_before_accumulation": Thread(

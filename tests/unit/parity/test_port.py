@@ -69,6 +69,12 @@ def test_what_a_port_means_to_differ_in_is_named_with_its_reason(intended: Any, 
     assert port(intended={"gradients": "as in the paper"}).facts.intended == (("gradients", "as in the paper"),)
 
 
+def test_a_port_file_gives_the_length_of_the_training(tmp_path: Path) -> None:
+    assert load_port(write(tmp_path, f"{FILE}\ntotal_steps = 40\n")).total_steps == 40
+    with pytest.raises(InputError, match="total_steps '40': must be a positive number of optimizer steps"):
+        load_port(write(tmp_path, f"{FILE}\ntotal_steps = '40'\n"))
+
+
 RUN = (
     FILE.partition("def batch")[0]
     + """
