@@ -26,6 +26,8 @@ from jaxddp.parity.torch_side.rank import Steps, rank_folder
 from jaxddp.parity.trials.made import MadeRun, raw_run
 from jaxddp.parity.workers import Workers
 
+SLIGHT = 1e-9  # largest residual that may be rounding
+ROOM = 100  # times torch's distance from its step in float32, scaled to float64; measured for log(1 - tanh^2): 23
 OF_MODEL = ("weights", "batch")  # kinds of trials that change what the loss is given
 
 
@@ -51,6 +53,11 @@ class Tried:
     factor: float = math.nan
     sizes: Mapping[int, str] = field(default_factory=dict)
     count: int = 0
+
+    @property
+    def is_slight(self) -> bool:
+        """Return whether something differs, and by no more than rounding may."""
+        return bool(self.differing) and all(located.residual <= SLIGHT for located in self.differing.values())
 
 
 class TrialRuns:
@@ -90,13 +97,26 @@ class TrialRuns:
                 trial = variant.trial or trial  # a step as it is shows what the optimizer remembers
                 slack = max(slack, made.slack(place), self.slack(torch[place]))
                 if trial is not None:
-                    tried = Tried(variant, trial, {}, place, left)
-                    yield judged(tried, judgement, torch, jax, self.runs.facts, slack)
+                    tried = judged(
+                        Tried(variant, trial, {}, place, left), judgement, torch, jax, self.runs.facts, slack
+                    )
+                    yield self._but_for_rounding(tried, made, torch[place]) if tried.is_slight else tried
             if not why:
                 return
             if (raising := left[count].trial) is not None:
                 yield Tried(left[count], replace(raising, left_out=why), {}, count, left)
             left = left[count + 1 :]
+
+    def _but_for_rounding(self, tried: Tried, made: MadeRun, torch: Record) -> Tried:
+        """Return a trial without the stages that differ by no more than torch itself rounds in its way.
+
+        Its distance from its own step in float32 shows how far: a loss such as log(1 - tanh(x)**2) loses digits.
+        """
+        rounded = self._torch(made, tried.variants, "float32")[0][tried.place]
+        share = ROOM * float(np.finfo(np.float64).eps / np.finfo(np.float32).eps)
+        further = {stage: share * max(residuals(rounded[stage], torch[stage]).values()) for stage in tried.differing}
+        kept = {stage: x for stage, x in tried.differing.items() if not x.residual <= x.allowed + further[stage]}
+        return replace(tried, differing=kept)
 
     def made_run(self, variants: Sequence[Variant], gives_gradients: bool = False) -> MadeRun:
         """Return the made run of variants; `gives_gradients`: also where a `flax_step` does not take them."""
@@ -148,19 +168,26 @@ class TrialRuns:
         self, run: MadeRun, variants: tuple[Variant, ...]
     ) -> tuple[Sequence[StoredRecord], Sequence[StoredRecord], str]:
         """Let both sides take variants; return their records, and why torch ended before the last variant."""
-        made, of_torch, of_jax = self.folders()
-        case = self._case(variants)
-        run.write(made, case.world_size)
-        start, ranks = run.start(), [rank_folder(made, rank) for rank in range(case.world_size)]
-        sizes = case.world_size, case.steps
-        steps = Steps(case.torch_source, "float64", *sizes, of_torch, start, reference=ranks, variants=variants)
-        self.workers.jax.start(Forced(case, start, made, of_jax))
+        made, _, of_jax = self.folders()
+        run.write(made, self.case.world_size)
+        self.workers.jax.start(Forced(self._case(variants), run.start(), made, of_jax))
         try:
-            summaries = self.workers.torch.do(steps)
+            torch, why = self._torch(run, variants)
         finally:
             self.workers.jax.wait()
-        why = next((summary.raised for summary in summaries if summary.raised), "")
-        return torch_records(of_torch, case.world_size, summands=self.runs.summands), jax_records(of_jax), why
+        return torch, jax_records(of_jax), why
+
+    def _torch(
+        self, run: MadeRun, variants: tuple[Variant, ...], dtype: str = "float64"
+    ) -> tuple[Sequence[StoredRecord], str]:
+        """Let torch take variants; return its records, and why it ended before the last one."""
+        made, of_torch, _ = self.folders()
+        case = self._case(variants)
+        run.write(made, case.world_size)
+        ranks, sizes = [rank_folder(made, rank) for rank in range(case.world_size)], (case.world_size, case.steps)
+        steps = Steps(case.torch_source, dtype, *sizes, of_torch, run.start(), reference=ranks, variants=variants)
+        raised = [summary.raised for summary in self.workers.torch.do(steps) if summary.raised]
+        return torch_records(of_torch, case.world_size, summands=self.runs.summands), next(iter(raised), "")
 
 
 def judged(
