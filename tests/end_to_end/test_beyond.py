@@ -37,8 +37,13 @@ def beyond_of(report: Report) -> dict[str, str]:
     return {beyond.trial.what: beyond.stage for beyond in report.beyond}
 
 
+SLIGHT = (
+    "return self.fc2(nnx.tanh(self.fc1(x)))",
+    "y = self.fc2(nnx.tanh(self.fc1(x))); return y * (1 + 1e-10 * (y > 3))",
+)
 FAULTS = {
     "a cap of the logits": ([IN_JAX, CAPPED], "", "with weights 4 times as large", "local_loss"),
+    "a slight factor": ([SLIGHT], "", "with weights 4 times as large", "local_loss"),
     "a count of the examples": ([OF_TWELVE], "", "with one example less", "local_loss"),
     "clipping before Adam": (
         [adam_in("optax.clip_by_global_norm(50.0)", "optax.adam(1e-2)")],
@@ -63,6 +68,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("changes", "more", "trial", "stage"), FAULTS.values(), ids=FAULTS)
 def test_a_fault_that_the_run_does_not_exercise_is_found_beyond_it(
     changes: list[Change], more: str, trial: str, stage: str, checked: Checked
@@ -108,8 +114,20 @@ HAND = (
 class TorchNet(""",
 )
 BY_HAND = 'optimizer = "sgd"\n', "import optax\ntorch_optimizer, flax_optimizer = Hand, optax.sgd(0.1)\n"
+# A loss that loses digits where tanh is near 1, written in two ways.
+DENSITY = [
+    (
+        'return F.cross_entropy(model(batch["x"]), batch["y"])',
+        'return -torch.log(1 - torch.tanh(2 * model(batch["x"])) ** 2 + 1e-7).mean()',
+    ),
+    (
+        'return cross_entropy(model(batch["x"]), batch["y"]).mean()',
+        'from jax import numpy as jnp; t = jnp.tanh(2 * model(batch["x"])); return -jnp.log(1e-7 + (1 - t * t)).mean()',
+    ),
+]
 RIGHT = {
     "the port as it is": ([], ""),
+    "a loss that loses digits": (DENSITY, ""),
     "a step of its own": ([], STEP.format(PMEAN)),
     "clipping on both sides": ([], "clip_grad_norm = 0.05"),
     "clipping in the chain": (
@@ -131,6 +149,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("changes", "more"), RIGHT.values(), ids=RIGHT)
 def test_a_right_port_is_equal_beyond_the_run(changes: list[Change], more: str, checked: Checked) -> None:
     report = checked(*changes, more=more, quick=False)
