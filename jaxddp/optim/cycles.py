@@ -52,7 +52,7 @@ def cosine_restarts(lr: float, T_0: int, T_mult: int = 1, eta_min: float = 0.0) 
     lengths = [T_0]
     while T_mult > 1 and sum(lengths) < 2**31:
         lengths.append(lengths[-1] * T_mult)
-    starts = np.cumsum([0, *lengths[:-1]])
+    starts = np.cumsum([0, *lengths[:-1]], dtype=np.int32)  # which jax has with and without 64 bits
 
     def schedule(count: jax.typing.ArrayLike) -> jax.Array:
         count = jnp.asarray(count)

@@ -56,18 +56,18 @@ def rounding_only(trajectory: Trajectory) -> set[str]:
     return names
 
 
-def rounding_elements(gradients: Sequence[Tensors]) -> dict[str, np.ndarray]:
-    """Return which elements are below `ROUNDING` of the norm of all gradients in every step.
+def largest_shares(gradients: Sequence[Tensors]) -> dict[str, np.ndarray]:
+    """Return the size of each element relative to the norm of all gradients, in the step where it is largest.
 
     Args:
         gradients: of each step, by name.
 
-    >>> rounding_elements([{"w": np.array([3.0, 1e-16]), "b": np.ones(1)}])
-    {'w': array([False,  True]), 'b': array([False])}
+    >>> largest_shares([{"w": np.array([4.0, 0.0]), "b": np.array([3.0])}])
+    {'w': array([0.8, 0. ]), 'b': array([0.6])}
     """
-    floors = [ROUNDING * math.hypot(*map(norm, of_step.values())) for of_step in gradients]
-    pairs = [*zip(gradients, floors, strict=True)]
-    return {name: np.all([np.abs(of_step[name]) <= floor for of_step, floor in pairs], axis=0) for name in gradients[0]}
+    norms = [math.hypot(*map(norm, of_step.values())) or 1.0 for of_step in gradients]
+    steps = [*zip(gradients, norms, strict=True)]
+    return {name: np.max([np.abs(of_step[name]) / norm for of_step, norm in steps], axis=0) for name in gradients[0]}
 
 
 def is_real(x: np.ndarray) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, reference_clipping
 from jaxddp.parity.compare.judge import Judgement, Located, judge
-from jaxddp.parity.compare.residuals import residuals, rounding_elements
+from jaxddp.parity.compare.residuals import ROUNDING, largest_shares, residuals
 from jaxddp.parity.coverage import Trial
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import ORDER
@@ -28,6 +28,7 @@ from jaxddp.parity.workers import Workers
 
 SLIGHT = 1e-9  # largest residual that may be rounding
 ROOM = 100  # times torch's distance from its step in float32, scaled to float64; measured for log(1 - tanh^2): 23
+OF_GRADIENTS = 1e-14  # error of an element of gradients, relative to the norm of all; measured: 1e-17
 OF_MODEL = ("weights", "batch")  # kinds of trials that change what the loss is given
 
 
@@ -214,7 +215,7 @@ def judged(
         allowed = judgement.allowed(stage, tried.place + 1)
         further = slack if stage in ("update", "optimizer_state") else 0.0
         if stage == "update" and facts.custom_step and max(of_step.values()) > allowed + further:
-            of_step = _without_noise(torch[: tried.place + 1], jax[tried.place], judgement.shares[tried.place])
+            of_step = without_noise(torch[: tried.place + 1], jax[tried.place], judgement.shares[tried.place])
         located = Located.worst(tried.place + 1, of_step, allowed)
         if located.residual <= located.allowed + further:
             continue
@@ -230,22 +231,25 @@ def judged(
     return replace(tried, differing=differing)
 
 
-def _without_noise(torch: Sequence[Record], jax: Record, shares: Mapping[str, float]) -> dict[str, float]:
+def without_noise(torch: Sequence[Record], jax: Record, shares: Mapping[str, float]) -> dict[str, float]:
     """Return the residuals of the update of a `flax_step`, whose optimizer gets its own gradients.
 
-    Elements whose gradients are only rounding, as those of a bias of attention's keys, are left out: Adam and its
-    relatives divide them by their own size.
+    Adam and its relatives divide a gradient by its own size, so an element's update has the relative error of its
+    gradient. Elements whose gradients are only rounding, as those of a bias of attention's keys, are left out.
 
     Args:
         torch: records of the steps up to this one.
         jax: record of this step.
         shares: see `jaxddp.parity.compare.judge.rate_in_float32`.
     """
-    noise = rounding_elements([record["gradients"] for record in torch])
-    nothing = np.zeros((), bool)
+    sizes = largest_shares([record["gradients"] for record in torch])
     expected = {name: shares.get(name, 1.0) * x for name, x in torch[-1]["update"].items()}
-    kept = ({k: np.where(noise.get(k, nothing), 0.0, x) for k, x in of.items()} for of in (jax["update"], expected))
-    return residuals(*kept)
+    kept = dict(jax["update"])
+    for name in expected.keys() & sizes.keys():
+        size = np.maximum(sizes[name], ROUNDING)
+        error = np.where(size == ROUNDING, np.inf, np.abs(expected[name]) * OF_GRADIENTS / size)
+        kept[name] = np.where(np.abs(kept[name] - expected[name]) <= error, expected[name], kept[name])
+    return residuals(kept, expected)
 
 
 def _is_finite(record: Record, stage: str) -> bool:

@@ -322,3 +322,10 @@ def test_a_run_of_0_epochs_has_schedules(schedule: str) -> None:
     config = TrainConfig(schedule=schedule, epochs=0, **FLAGS[schedule])
     optimizer, _ = torch_from_config([torch.zeros(1)], config, 0)
     assert float(schedules.from_config(config, 0).lr(0)) == pytest.approx(optimizer.param_groups[0]["lr"])
+
+
+def test_restarts_are_compiled_without_64_bits_after_them() -> None:
+    schedule = schedules.cosine_restarts(LR, 4)
+    with jax.enable_x64(True):
+        wide = jax.jit(schedule)(jnp.asarray(3, jnp.int32))
+    assert jax.jit(schedule)(jnp.asarray(3, jnp.int32)) == pytest.approx(float(wide), rel=FLOAT32)
