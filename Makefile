@@ -21,18 +21,24 @@ comma := ,
 extras = $(subst $() $(),$(comma),$(strip $(CUDA) $(filter-out train,$1)))
 package = .$(addprefix [,$(addsuffix ],$(extras)))
 
-# Tests run in two processes side by side: two cores are not busy with one, and thousands of compiled programs are
-# more memory maps than Linux allows one process. The second prints at once, the first after; a failure comes last.
-FIRST := tests/equivalence/test_matrix.py tests/end_to_end tests/examples tests/fuzz \
-	$(addprefix tests/unit/,data models nn optim step)
-define in_two
-	@said=$$(mktemp); \
-	trap 'kill $$first 2>/dev/null; rm -f $$said' EXIT; trap 'exit 130' INT TERM; \
-	$(BIN)/python -m pytest $1 $(OPTIONS) $(FIRST) >$$said 2>&1 & first=$$!; \
-	$(BIN)/python -m pytest $1 $(OPTIONS) $(FIRST:%=--ignore %); code=$$?; \
-	wait $$first; first_code=$$?; \
-	if [ $$first_code -eq 0 ] && [ $$code -ne 0 ]; then tail -n 1 $$said; else cat $$said; fi; \
-	exit $$((code | first_code))
+# Tests run in three processes side by side: two cores are not busy with two, which wait for their children, and
+# thousands of compiled programs are more memory maps than Linux allows one process. The third prints at once, the others
+# after; a failure comes last.
+FIRST := tests/end_to_end
+SECOND := tests/equivalence/test_matrix.py tests/examples tests/fuzz tests/faults \
+	$(addprefix tests/unit/,data distributed models nn optim step)
+define side_by_side
+	@folder=$$(mktemp -d); \
+	trap 'kill $$first $$second 2>/dev/null; rm -rf $$folder' EXIT; trap 'exit 130' INT TERM; \
+	$(BIN)/python -m pytest $1 $(OPTIONS) $(FIRST) >$$folder/first 2>&1 & first=$$!; \
+	$(BIN)/python -m pytest $1 $(OPTIONS) $(SECOND) >$$folder/second 2>&1 & second=$$!; \
+	$(BIN)/python -m pytest $1 $(OPTIONS) $(patsubst %,--ignore %,$(FIRST) $(SECOND)); third_code=$$?; \
+	wait $$first; first_code=$$?; wait $$second; second_code=$$?; \
+	code=$$((first_code | second_code | third_code)); \
+	show() { if [ $$2 -eq 0 ] && [ $$code -ne 0 ]; then tail -n 1 $$folder/$$1; else cat $$folder/$$1; fi; }; \
+	if [ $$first_code -eq 0 ]; then show first 0; show second $$second_code; \
+	else show second $$second_code; show first $$first_code; fi; \
+	exit $$code
 endef
 
 OLD_PROCESSOR := $(addprefix tests/equivalence/test_,matrix.py comm_hooks.py amp.py anomaly.py) \
@@ -47,18 +53,18 @@ train: .venv/installed-train
 COMPILER ?= --fast-compiler
 test: .venv/installed-test
 ifeq ($(ARGS),)
-	$(call in_two,$(COMPILER))
+	$(call side_by_side,$(COMPILER))
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
 test-all: .venv/installed-test .venv/cuda-plugin
-	$(call in_two,-m "not gpu")
+	$(call side_by_side,-m "not gpu")
 
 # A third of what `make test` leaves to `make test-all`; three commits in a row run all of it.
 THIRD ?= $(shell echo $$(($$(git rev-list --count --first-parent HEAD) % 3)))
 test-third: .venv/installed-test .venv/cuda-plugin
-	$(call in_two,-m large --third $(THIRD))
+	$(call side_by_side,-m large --third $(THIRD))
 
 # What depends on the processor, as older ones without AVX2 would compute it.
 test-old-processor: .venv/installed-test

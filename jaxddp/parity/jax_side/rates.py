@@ -40,7 +40,7 @@ from jaxddp.parity.rate_curves import (
 from jaxddp.parity.records import is_large_model
 
 ROUNDED = 1e-4  # of the highest rate, for a schedule in float32; measured: 6e-5 (0.9999 ** t up to step 20,000)
-ROUNDINGS = 10  # errors of rounding that a comparison of updates has room for; measured: 2
+ROUNDINGS = 10  # errors of rounding of a parameter that a comparison of its updates has room for
 MOST_OWNERS = 8  # classes with counts, of which all subsets are tried
 # Names of hyperparameters in optax -> in torch's groups, and in words.
 RATE = "learning_rate"
