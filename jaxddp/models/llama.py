@@ -91,6 +91,9 @@ class Llama(nnx.Module):
         init = drawn(config, generator)
         self.embed_tokens = nnx.Embed(config.vocab_size, config.hidden_size, embedding_init=init, rngs=nnx.Rngs(0))
         self.embed_tokens.dtype = None  # flax would return float32 rows even of a bfloat16 table
+        if config.pad_token_id is not None:  # transformers begins with 0 in its row
+            table = self.embed_tokens.embedding
+            table[...] = table[...].at[config.pad_token_id].set(0.0)
         self.layers = nnx.List([DecoderLayer(config, generator=generator) for _ in range(config.num_hidden_layers)])
         self.norm = RMSNorm(config)
 

@@ -11,6 +11,7 @@ import torch
 from jax import numpy as jnp
 
 from examples.arrays import distance
+from jaxddp.data.torch_rng import Generator
 from jaxddp.models import llama
 from jaxddp.models.llama_config import LlamaConfig
 from jaxddp.nn.autocast import autocast
@@ -54,6 +55,14 @@ def test_logits_loss_and_gradients_equal_those_of_transformers(x64: None, refere
     actual = ours(params_of(reference), batch(padding))
     assert max(distances(actual, expected).values()) < TOLERANCE
     assert not actual["model.embed_tokens.weight"][TINY.pad_token_id].any()  # although a text contains it
+
+
+def test_the_row_of_the_padding_alone_begins_with_0_as_in_transformers(their_model: Any) -> None:
+    of_theirs = their_model.model.embed_tokens.weight.detach().numpy()
+    model = llama.LlamaForSequenceClassification(TINY, generator=Generator(0))
+    of_ours = np.asarray(model.model.embed_tokens.embedding[...])
+    for table in (of_theirs, of_ours):
+        assert np.flatnonzero(~table.any(axis=1)).tolist() == [TINY.pad_token_id]
 
 
 @pytest.mark.large
