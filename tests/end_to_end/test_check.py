@@ -27,12 +27,15 @@ FALLING = "def torch_scheduler(optimizer): return torch.optim.lr_scheduler.Expon
 FALLING_SGD = own_optimizers("SGD(parameters, lr=0.1)", "optax.sgd(optax.exponential_decay(0.1, 1, 0.9))")
 FALLING_ADAMW = own_optimizers("AdamW(parameters, lr=0.01)", "optax.adamw(optax.exponential_decay(0.01, 1, 0.9))")
 # A long warm-up from 0, which optax rounds relative to its end: its second step is off by 8e-6.
-WARM = "def torch_scheduler(optimizer): return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 1000)\n"
+WARM = """
+def torch_scheduler(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 1000, 1))
+"""
 WARM_ADAMW = own_optimizers(
     "AdamW(parameters, lr=0.001)", "optax.adamw(optax.linear_schedule(0.0, 1e-3, 1000), weight_decay=0.01)"
 )
 # A warm-up from 0, whose first update is 0 in torch alone.
-FROM_0 = WARM.replace("step / 1000", "min(step / 4, 1)")
+FROM_0 = WARM.replace("step / 1000", "step / 4")
 WARM_ADAMW_FROM_0 = own_optimizers(
     "AdamW(parameters, lr=0.01)", "optax.adamw(optax.linear_schedule(0.0025, 1e-2, 4), weight_decay=0.01)"
 )

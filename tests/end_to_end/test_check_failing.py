@@ -256,10 +256,10 @@ def test_sides_that_die_are_told_and_the_workers_go_on(failing: Checked) -> None
     dying = "optax.GradientTransformation(lambda params: os._exit(3), None)"
     report = failing(own_optimizers("SGD(parameters, lr=os._exit(3))", dying))
     assert report.verdict == "incomplete"
-    assert report.problems == (
-        Problem("torch", "torch rank 0, torch_optimizer", "ended with exit code 3"),
-        Problem("jax", "flax_model or step 1", "ended with exit code 3"),
-    )
+    # Without torch's weights, which are drawn beside the types of its optimizer, jax does not begin.
+    assert report.problems == (Problem("torch", "torch rank 0, torch_optimizer", "ended with exit code 3"),)
+    report = failing(own_optimizers("SGD(parameters, lr=0.1)", dying))
+    assert report.problems == (Problem("jax", "flax_optimizer", "ended with exit code 3"),)
     assert failing().verdict == "equal"
 
 

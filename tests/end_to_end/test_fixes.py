@@ -56,7 +56,8 @@ def test_a_fix_makes_the_port_equal(fix: Fix, tmp_path: Path, workers: Workers) 
         assert {*found.cause.names} <= {fix.fault, *fix.also}, str(report)
         assert fix.piece in found.cause.fixes[found.cause.names.index(fix.fault)], str(report)
     report = checked(fix.filling)
-    assert report.verdict == "equal", str(report)
+    # A cosine of torch's rises again after its end, and one of optax does not.
+    assert report.verdict == "equal" or {x.stage for x in report.beyond} == {"rates"}, str(report)
 
 
 @pytest.mark.large

@@ -12,6 +12,8 @@ from jaxddp.parity.quote import Quote
 
 Pair = tuple[str, HeldType, HeldType]  # a name in torch, its type in torch, and in jax
 STAGE = "types"
+# A constant of NumPy's makes a loss of torch float64; jax without 64 bits has none.
+OF_NUMPY = ("float64", "float32")
 
 
 class ComparedTypes(NamedTuple):
@@ -42,7 +44,8 @@ def compare_types(torch: HeldTypes, jax: HeldTypes, optimizer: str) -> ComparedT
         for name, of_torch, of_jax in _pairs(kind, torch, jax, optimizer):
             types = of_torch.dtype, of_jax.dtype
             of_parameters |= {name: types} if kind == "parameters" else {}
-            follows = of_parameters.get(name.partition(":")[2]) == types or (kind == "losses" and bool(differing))
+            follows = of_parameters.get(name.partition(":")[2]) == types
+            follows |= kind == "losses" and (bool(differing) or types == OF_NUMPY)
             if not (are_alike(*types) or follows):
                 differing.setdefault((kind, of_torch.dtype, of_jax), []).append((name, of_torch, of_jax))
     differences = tuple(_difference(f"{key[0]}", pairs) for key, pairs in differing.items())

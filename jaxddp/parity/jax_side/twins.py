@@ -100,6 +100,7 @@ class FindTwins:
         summands = tuple(piece.summand for piece in converter.pieces if piece.summand)
         types = HeldTypes()
         draws = _draws(self.case, types)
+        tell("flax_optimizer")
         types = held_types(port, model, functional, converter, made_at, types)
         return FoundTwins(names=names, draws=draws, summands=summands, types=types)
 

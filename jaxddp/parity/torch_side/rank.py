@@ -261,6 +261,7 @@ class DrawWeights:
         tell("torch_loss")
         draws = _draws_of(side, batches, self.source.name)
         facts = replace(side.facts, casts=tuple(sorted(side.casts)), moves_weights=_moved(side.model, self.path))
+        tell("torch_optimizer")
         types = None if port is None else held_types(port, own, not is_large_model(StoredTensors(self.path)))
         return StoredTensors(self.path), facts, draws, types
 
