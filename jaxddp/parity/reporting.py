@@ -69,7 +69,7 @@ def report_on(
 
 
 class Reporting:
-    """The way from the runs of a check to its report.
+    """Judge the runs of a check, look for causes, and build its report.
 
     Args:
         runs, workers, causes, quick: see `report_on`.

@@ -55,8 +55,9 @@ def test_the_ports_share_no_code_with_the_check() -> None:
         assert not [node for node in nodes if "parity" in ast.unparse(node)], path
 
 
-@pytest.mark.one_in(33, first=3)
-@pytest.mark.parametrize("port", right_ports(), ids=lambda port: port.name)
+# Every third port; the scoreboard has all of them.
+@pytest.mark.one_in(11, first=1)
+@pytest.mark.parametrize("port", right_ports()[::3], ids=lambda port: port.name)
 def test_a_right_port_has_neither_a_difference_nor_a_beyond(port: RightPort, pair: Workers, tmp_path: Path) -> None:
     report = checked(port.write(tmp_path), pair)
     assert report.verdict == "equal", str(report)
