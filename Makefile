@@ -44,7 +44,7 @@ endef
 OLD_PROCESSOR := $(addprefix tests/equivalence/test_,matrix.py comm_hooks.py amp.py anomaly.py) \
 	$(addprefix tests/unit/,comm_hooks data nn optim) jaxddp/nn jaxddp/optim jaxddp/comm_hooks jaxddp/data
 
-.PHONY: train test test-all test-third test-old-processor test-without-torch lint mutants bench gpu docs clean
+.PHONY: train test test-all test-quarter test-old-processor test-without-torch lint mutants bench gpu docs clean
 
 train: .venv/installed-train
 	$(BIN)/python -m jaxddp.train $(ARGS)
@@ -61,10 +61,10 @@ endif
 test-all: .venv/installed-test .venv/cuda-plugin
 	$(call side_by_side,-m "not gpu")
 
-# A third of what `make test` leaves to `make test-all`; three commits in a row run all of it.
-THIRD ?= $(shell echo $$(($$(git rev-list --count --first-parent HEAD) % 3)))
-test-third: .venv/installed-test .venv/cuda-plugin
-	$(call side_by_side,-m large --third $(THIRD))
+# A quarter of what `make test` leaves to `make test-all`; four commits in a row run all of it.
+QUARTER ?= $(shell echo $$(($$(git rev-list --count --first-parent HEAD) % 4)))
+test-quarter: .venv/installed-test .venv/cuda-plugin
+	$(call side_by_side,-m large --quarter $(QUARTER))
 
 # What depends on the processor, as older ones without AVX2 would compute it.
 test-old-processor: .venv/installed-test

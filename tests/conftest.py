@@ -38,7 +38,7 @@ LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--third", type=int, choices=(0, 1, 2), help="run only this third of the selected tests")
+    parser.addoption("--quarter", type=int, choices=range(4), help="run only this quarter of the selected tests")
     parser.addoption("--fast-compiler", action="store_true", help=f"set XLA_FLAGS={FAST_COMPILER} where jaxlib has it")
 
 
@@ -75,7 +75,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as large the cases that `one_in` leaves out; with `--third`, keep one third of the tests."""
+    """Mark as large the cases that `one_in` leaves out; with `--quarter`, keep one quarter of the tests."""
     seen: Counter[tuple[Path, str]] = Counter()
     for item in items:
         if item.get_closest_marker("large"):
@@ -85,9 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if (seen[test] - mark.kwargs.get("first", 0)) % mark.args[0]:
                 item.add_marker(pytest.mark.large)
             seen[test] += 1
-    third = config.getoption("--third")
-    if third is not None:
-        other = [item for item in items if zlib.crc32(item.nodeid.encode()) % 3 != third]
+    quarter = config.getoption("--quarter")
+    if quarter is not None:
+        other = [item for item in items if zlib.crc32(item.nodeid.encode()) % 4 != quarter]
         config.hook.pytest_deselected(items=other)
         items[:] = [item for item in items if item not in set(other)]
 

@@ -39,6 +39,7 @@ class HeldTypes:
         products: how the program declares that products of float32 matrices are computed, where hardware has a choice;
             "": it declares nothing.
         casts: dtypes of 16 bits in which the loss computes on this machine, or on another (autocast on GPUs).
+        doubles: whether the loss asks for float64 by name; torch's side only.
         written: parameters that the loss of a flax.nnx module sets; jax's side only.
     """
 
@@ -47,6 +48,7 @@ class HeldTypes:
     left_out: dict[str, str] = field(default_factory=dict)
     products: str = ""
     casts: tuple[str, ...] = ()
+    doubles: bool = False
     written: tuple[str, ...] = ()
 
     @contextlib.contextmanager

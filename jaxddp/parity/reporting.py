@@ -92,9 +92,11 @@ class Reporting:
         differences += of_evaluation
         if self._searches.ended and not all(difference.cause for difference in differences):
             self._untried.append(CAUSES)
-        differences, diff = self._patched(differences) if patch else (differences, "")
         types = compare_types(*runs.types, runs.summary.optimizer) if runs.types else None
-        differences = [*(types.differences if types else ()), *differences, *rates.differences]
+        of_types = types.differences if types else ()
+        further = len(of_types) + sum(one.step > runs.case.steps for one in rates.differences)
+        differences, diff = self._patched(differences, further) if patch else (differences, "")
+        differences = [*of_types, *differences, *rates.differences]
         trials, beyond = self._beyond(differences)
         without, on_effects = self._without_effect(differences)
         remarks = (*remarks, *self._remarks(differences, free), *(types.sentences if types else ()), *on_effects)
@@ -172,10 +174,10 @@ class Reporting:
             self._untried += [name for name, aspect in aspects.items() if aspect.verdict == "not compared"]
         return aspects, differences
 
-    def _patched(self, differences: list[Difference]) -> tuple[list[Difference], str]:
+    def _patched(self, differences: list[Difference], further: int) -> tuple[list[Difference], str]:
         """Return the differences with their patches, and all patches as one diff."""
         drifting = partial(drifts_freely, self._searches)
-        differences, diff = with_patches(self._runs, self._evidence, self._searches, differences, drifting)
+        differences, diff = with_patches(self._runs, self._evidence, self._searches, differences, drifting, further)
         if self._searches.ended and differences:
             self._untried.append(PATCHES)
         return differences, diff

@@ -53,6 +53,7 @@ def cause_of(report: Report) -> str:
     return difference.cause.says[0] if difference.cause else difference.detail
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("style", PORTS)
 def test_a_right_file_of_each_style_has_an_equal_evaluation(evaluated: Evaluated, style: str) -> None:
     report = evaluated(PORTS[style])
@@ -72,6 +73,7 @@ TRAINS = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("text", "change", "says"), TRAINS, ids=["norm", "dropout", "both", "tree", "linen"])
 def test_a_mode_of_training_in_evaluation_is_named(evaluated: Evaluated, text: str, change: Change, says: str) -> None:
     report = evaluated(text, change)
@@ -99,6 +101,7 @@ DROPPED = ['x = batch["x"][: len(batch["x"]) // 8 * 8]', "return model(x)"]
 ZEROED = ['y = model(batch["x"])', "return y.at[len(y) // 8 * 8 :].set(0)"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lines", [DROPPED, ZEROED], ids=["dropped", "zeroed"])
 def test_a_last_batch_that_is_cut_off_is_named(evaluated: Evaluated, lines: list[str]) -> None:
     assert "only the last batch differs, which has 13 examples" in cause_of(evaluated(NNX, in_jax(*lines)))
@@ -116,6 +119,7 @@ def torch_metrics(logits, batch):
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("body", [BY_SIZE, OF_MEANS], ids=["size", "means"])
 def test_metrics_are_averaged_over_the_examples_as_the_trainers_do(evaluated: Evaluated, body: str) -> None:
     report = evaluated(NNX, (METRICS, f"def flax_metrics(logits, batch):\n{body}{METRICS}"))
@@ -128,6 +132,7 @@ def test_a_metric_that_the_trainers_padding_changes_is_named(evaluated: Evaluate
     assert "fills up the last batch" in cause_of(evaluated(NNX, ('"accuracy"', above)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["predict", "metrics"])
 def test_what_raises_on_one_side_is_not_compared_and_changes_no_verdict(evaluated: Evaluated, name: str) -> None:
     alone = f'def flax_metrics(logits, batch):\n    return batch["z"]\n\n\n{METRICS}'
@@ -145,6 +150,7 @@ def predict(model, batch):
 """
 
 
+@pytest.mark.large
 def test_draws_are_constants_and_those_that_cannot_be_leave_the_evaluation_out(evaluated: Evaluated) -> None:
     assert of(evaluated(NNX, more=NOISE)).verdict == "equal"
     report = evaluated(NNX, more=NOISE.replace("jax.random.normal", "jax.random.gumbel"))
@@ -213,6 +219,7 @@ def test_losses_of_a_port_without_an_evaluation_are_compared_in_evaluation_mode(
     assert of(report).says[0].startswith("The losses differ in evaluation mode, residual")
 
 
+@pytest.mark.large
 def test_a_port_that_gives_its_modes_by_hand_has_no_row(evaluated: Evaluated) -> None:
     of_linen = ("train=train", "train=True")
     of_nnx = ("def flax_loss(model, batch):\n", "def flax_loss(model, batch):\n    model.train()\n")

@@ -33,6 +33,7 @@ def test_the_same_distribution_is_equal(failing: Checked) -> None:
     assert (report.verdict, report.exit_code(strict=True)) == ("equal", 0)
 
 
+@pytest.mark.large
 def test_a_port_that_refuses_other_seeds_is_equal_and_its_initialisation_not_compared(failing: Checked) -> None:
     for function, side in (("torch_model()", "torch"), ("flax_model()", "jax")):
         report = failing(at_start_of(function, SEEDED), quick=False)

@@ -71,7 +71,7 @@ def test_a_right_port_is_equal_at_every_stage(form: str, checked: Checked) -> No
     assert report.numerics.keys() >= {"local_loss", "gradients", "update"}
 
 
-@pytest.mark.one_in(3, first=1)
+@pytest.mark.large
 @pytest.mark.parametrize("changes", [[JITTED], SCHEDULED, LARGE], ids=["jitted", "scheduled", "large"])
 def test_other_right_ports_are_equal_too(changes: list[Change], checked: Checked) -> None:
     assert checked(*changes, quick=False).verdict == "equal"
@@ -87,6 +87,7 @@ NOISY = [
 ]
 
 
+@pytest.mark.large
 def test_both_steps_draw_the_same_numbers(checked: Checked) -> None:
     report = checked(*NOISY, JITTED)
     assert report.verdict == "equal", report
@@ -123,6 +124,7 @@ OWN_FIRST = [
 ]
 
 
+@pytest.mark.one_in(2, first=1)
 @pytest.mark.parametrize(
     ("first", "verdict"),
     [("lambda gradients: gradients", "equal"), ("lambda gradients: jax.lax.pmean(gradients, 'replica')", "different")],

@@ -143,6 +143,15 @@ def test_a_patch_makes_the_port_equal(kind: str, tmp_path: Path, single: Workers
     assert "verified: equal with this patch" in to_html(report)
 
 
+@pytest.mark.large
+def test_a_difference_that_no_step_shows_remains_beside_a_patch(tmp_path: Path, single: Workers) -> None:
+    changes, _ = filled("slope", PATCHED["slope"][1])
+    held = ("nnx.Linear(3, 5, rngs=rngs)", "nnx.Linear(3, 5, rngs=rngs, param_dtype=jnp.bfloat16)")
+    types, slope = patched(write(tmp_path, *changes, held), single).differences
+    assert types.stage == "types" and slope.patch is not None
+    assert (slope.patch.verdict, slope.patch.others) == ("gone", 1)
+
+
 def test_patches_of_several_causes_are_written_by_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,6 +110,7 @@ def remarks(folder: Path, workers: Workers, half: str, more: str = "") -> list[s
 CONSTANT = "one mask for all steps and replicas; give the loss a `key`."
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "half",
     [
@@ -124,6 +125,7 @@ def test_a_constant_key_is_named_at_its_line(half: str, tmp_path: Path, workers:
     assert remark.endswith(f"from a constant key: {CONSTANT}")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("half", "says"),
     [
@@ -138,6 +140,7 @@ def test_keys_that_come_again_are_named(half: str, says: str, tmp_path: Path, wo
     assert found and all(says in remark for remark in found)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "half",
     [

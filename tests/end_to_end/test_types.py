@@ -81,6 +81,10 @@ SAME = {
     "as written": (PLAIN,),
     "layers": (LAYERS,),
     "NumPy's float64 in a tree": (PLAIN, ('"w": jnp.zeros((3, 4))', '"w": np.zeros((3, 4))')),
+    "NumPy's float64 in torch's loss": (
+        PLAIN,
+        ("* m.scale - 1)", "* m.scale - torch.tensor(np.ones(4)))"),
+    ),
     "integers of another width": (
         LAYERS,
         ("torch.nn.Linear(4, 2))", "torch.nn.Linear(4, 2)).with_order()"),
@@ -141,6 +145,11 @@ OTHERS = {
         [PLAIN, ("class Net", "torch.set_default_dtype(torch.float64)\nclass Net")],
         "b and 1 other: float32 in jax, float64 in torch",
         "def flax_model",
+    ),
+    "64 bits in torch's loss": (
+        [PLAIN, ("* m.scale - 1)", "* m.scale - 1).double()")],
+        "loss: float32 in jax, float64 in torch",
+        "def flax_loss",
     ),
     "64 bits in a layer of torch": (
         [

@@ -15,7 +15,7 @@ from tests.fuzz.command_lines import config_file, flags
 from tests.fuzz.outcomes import LITTLE, check_outcome
 from torch_ref.config import TorchConfig
 
-FEW, MANY = 200, 5_000  # of each kind
+FEW, MANY = 100, 5_000  # of each kind
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from jaxddp.parity.coverage import ASPECTS
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Cause, Difference, Patch
@@ -40,6 +41,7 @@ def with_patches(
     searches: InterruptibleSearches,
     differences: Sequence[Difference],
     drifts: Callable[[Runs], bool],
+    further: int,
 ) -> tuple[list[Difference], str]:
     """Return the differences with patches, and the diff of all patches together; only ports in files are patched.
 
@@ -49,12 +51,13 @@ def with_patches(
         searches: runs the trials.
         differences: what the check has found.
         drifts: returns whether an edited port's own run drifts from the reference.
+        further: differences beside them that no step shows: of types, and of rates after the run.
     """
     source = getattr(runs.case, "source", None)
     source = source.source if isinstance(source, DrawnSource) else source
     if not isinstance(source, PortFile) or not differences:
         return [*differences], ""
-    proposals = Proposals(Path(source.path), Trials(runs, searches.workers, evidence), searches, drifts)
+    proposals = Proposals(Path(source.path), Trials(runs, searches.workers, evidence), searches, drifts, further)
     return proposals.of(differences), proposals.diff
 
 
@@ -65,20 +68,30 @@ class Proposals:
         port: the port file.
         trials: trials of edits.
         searches: runs them.
-        drifts: returns whether an edited port's own run drifts from the reference.
+        drifts, further: see `with_patches`.
     """
 
-    def __init__(self, port: Path, trials: Trials, searches: InterruptibleSearches, drifts: Callable[[Runs], bool]):
+    def __init__(
+        self,
+        port: Path,
+        trials: Trials,
+        searches: InterruptibleSearches,
+        drifts: Callable[[Runs], bool],
+        further: int = 0,
+    ):
         self._port = Path(os.path.realpath(port))
         self._folder = self._port.parent
         self._trials, self._searches, self._drifts = trials, searches, drifts
         self._first: dict[str, str] = {}  # texts of the files as they are
         self._texts: dict[str, str] = {}  # those of the files that patches edit
-        self._left = self._patched = 0  # differences without a patch, and with one
+        self._left = self._unseen = further  # differences without a patch, and those of them that no step shows
+        self._patched = 0  # differences with one
 
     def of(self, differences: Sequence[Difference]) -> list[Difference]:
         """Return the differences, their causes with patches."""
-        patched, self._left = [], len(differences)
+        patched: list[Difference] = []
+        self._left += len(differences)
+        self._unseen += sum(difference.stage in ASPECTS for difference in differences)
         with self._searches.progress.stage(PATCHES):
             for group in groups(differences):
                 patched += self._of_group(group)
@@ -98,7 +111,7 @@ class Proposals:
         else:
             diffs, drifts = found
             self._left, self._patched = self._left - len(group), self._patched + len(group)
-            others = max(1, self._left) if self._trials.before or drifts else 0
+            others = max(1, self._left) if self._trials.before or drifts or self._unseen else 0
             verdict = "gone" if others else "equal"
             patches = [Patch(verdict, diff, others, together=self._patched) for diff in diffs]
         return [replace(one, patch=patch) for one, patch in zip(group, patches, strict=True)]

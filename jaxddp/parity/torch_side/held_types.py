@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from jaxddp.parity.held_types import HeldType, HeldTypes, version_of
 from jaxddp.parity.operations import SourceLine, is_of_user
@@ -100,7 +101,7 @@ def _held_on(device: str, port: Port, own: Defaults) -> HeldTypes:
         if port.batch is None:  # of a shared one, each side has what it makes of it
             types.of["inputs"] = {name: HeldType(_input(x.dtype.name, own.dtype)) for name, x in batch.items()}
         tensors = {name: x.to(device) for name, x in to_batch(batch, own.dtype).items()}
-        with types.collecting("losses"), torch.device(device):
+        with types.collecting("losses"), torch.device(device), _Doubles(types):
             types.of["losses"] = _of_losses(port, model, tensors)
         with types.collecting("moments"):
             types.of["moments"] = _of_optimizers(port, model, optimizers)
@@ -149,6 +150,20 @@ def _of_optimizers(port: Port, model: nn.Module, optimizers: list[Made]) -> dict
         for key, value in state.items()
         if parameter in names and isinstance(value, Tensor) and value.shape == parameter.shape
     }
+
+
+class _Doubles(TorchDispatchMode):
+    """Notes whether a program asks for float64 by name; an array of NumPy's comes in it."""
+
+    def __init__(self, types: HeldTypes):
+        super().__init__()
+        self._types = types
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [x for x in args if isinstance(x, Tensor)]
+        if (kwargs or {}).get("dtype") == torch.float64 and not any(x.dtype == torch.float64 for x in given):
+            self._types.doubles = True
+        return function(*args, **kwargs or {})
 
 
 @contextmanager

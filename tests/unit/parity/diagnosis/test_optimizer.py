@@ -71,7 +71,7 @@ def test_a_planted_fault_is_named_with_other_weights_and_gradients(case: Planted
     assert named(explain_optimizer(case.evidence(seed=1))) == set(case.causes)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("case", OTHER_SCHEDULES)
 def test_a_schedule_of_any_shape_is_named_by_its_first_rate_that_differs(case: Planted) -> None:
     (named,) = explain_optimizer(case.evidence(), near=1e-6).named
@@ -177,6 +177,7 @@ def test_a_number_that_nobody_writes_is_no_name(rate: float, plain: bool) -> Non
 HIDDEN = (("sum_not_mean", 2.0, "a sum"), ("averaged_twice", 0.5, "a mean of means"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("torch_optimizer", "factor", "port", "causes"),
     [

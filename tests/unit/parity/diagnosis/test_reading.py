@@ -123,7 +123,7 @@ def test_a_correct_port_has_no_cause() -> None:
     assert not ruling.named and ruling.runner_up is None and not named
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("pieces", "partly"),
     [
@@ -148,6 +148,7 @@ def unknown(x: jax.Array, y: jax.Array) -> jax.Array:
     return x + jnp.sin(3.1 * y) * jnp.cos(1.7 * x)
 
 
+@pytest.mark.large
 def test_an_unexplained_difference_has_the_lines_where_the_programs_part() -> None:
     ruling, _ = search_model(evidence_of(Pieces(joined=unknown)))
     assert not ruling.named
