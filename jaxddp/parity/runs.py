@@ -28,8 +28,10 @@ from jaxddp.parity.processes import ChildError
 from jaxddp.parity.progress import DRAW, FLOAT32, FORCED, FREE, Progress
 from jaxddp.parity.records import Lazy, Records, RecordWriter, Scratch, StoredRecord, is_large_model, shapes_of
 from jaxddp.parity.sums import Summand
+from jaxddp.parity.torch_side.draw_weights import DrawWeights
 from jaxddp.parity.torch_side.pool import torch_records
-from jaxddp.parity.torch_side.rank import DrawWeights, Steps, Summary, TorchJob, rank_folder
+from jaxddp.parity.torch_side.rank import TorchJob, rank_folder
+from jaxddp.parity.torch_side.steps import Steps, Summary
 from jaxddp.parity.torch_side.widened import NarrowConstants
 from jaxddp.parity.user_code.homes import home_of
 from jaxddp.parity.workers import Workers

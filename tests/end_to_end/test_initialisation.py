@@ -1,5 +1,7 @@
 """The initialisation in a whole check: it is told, does not change the verdict, and stops no check."""
 
+import pytest
+
 from jaxddp.parity.coverage import Aspect
 from tests.support.checks import Checked
 from tests.support.small_port import Change, at_start_of

@@ -12,7 +12,7 @@ from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts
 from jaxddp.parity.records import StoredRecord, Tensors
 from jaxddp.parity.sums import Summand, folded
-from jaxddp.parity.torch_side.rank import Summary
+from jaxddp.parity.torch_side.steps import Summary
 
 LONG_REPLAYS = 2**22  # parameters of a model whose replays take long
 

@@ -27,8 +27,7 @@ from jaxddp.parity.port.evaluation import (
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import Records
 from jaxddp.parity.torch_side.draws import ConstantDraws, NotedDraws, ServedDraws
-from jaxddp.parity.torch_side.rank import load_state
-from jaxddp.parity.torch_side.side import side_of_port, to_batch
+from jaxddp.parity.torch_side.side import load_state, side_of_port, to_batch
 from jaxddp.parity.torch_side.widened import InFloat64
 from jaxddp.program import Program, bound
 from torch_ref.distributed import World

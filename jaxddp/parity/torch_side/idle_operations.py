@@ -29,8 +29,8 @@ from jaxddp.parity.port.draws import calling
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import Records, full
 from jaxddp.parity.torch_side.multi_loss_loop import MultiLossLoop
-from jaxddp.parity.torch_side.rank import load_state, rank_folder
-from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
+from jaxddp.parity.torch_side.rank import rank_folder
+from jaxddp.parity.torch_side.side import Source, TorchSide, load_state, make_side
 from jaxddp.parity.user_code.uncalled import calls_noted
 from torch_ref.distributed import World
 

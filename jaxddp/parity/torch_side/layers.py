@@ -14,8 +14,8 @@ from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import Tell, free_at_once
 from jaxddp.parity.records import INPUTS, OUTPUTS, Records, RecordWriter, is_large_model
-from jaxddp.parity.torch_side.rank import load_state, rank_folder
-from jaxddp.parity.torch_side.side import Source, make_side
+from jaxddp.parity.torch_side.rank import rank_folder
+from jaxddp.parity.torch_side.side import Source, load_state, make_side
 from torch_ref.distributed import World
 
 

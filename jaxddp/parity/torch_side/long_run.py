@@ -8,8 +8,7 @@ import torch
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import Records, Tensors
-from jaxddp.parity.torch_side.rank import load_state
-from jaxddp.parity.torch_side.side import Source, make_side
+from jaxddp.parity.torch_side.side import Source, load_state, make_side
 from torch_ref.distributed import World
 
 

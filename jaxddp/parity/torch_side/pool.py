@@ -10,7 +10,8 @@ from jaxddp.parity.case_interface import LOCAL_STAGES, AnyCase, Trajectory, micr
 from jaxddp.parity.processes import STARTING, Child, ChildError, Watch, answers, end_all
 from jaxddp.parity.records import Records, Scratch, Tensors
 from jaxddp.parity.sums import Summand
-from jaxddp.parity.torch_side.rank import Steps, TorchJob, rank_folder, serve
+from jaxddp.parity.torch_side.rank import TorchJob, rank_folder, serve
+from jaxddp.parity.torch_side.steps import Steps
 
 # Stages that every rank records; the others are recorded by rank 0 only.
 STACKED = (*LOCAL_STAGES, "local_norms", "local_projections", "samples", "local_buffers", "local_params")

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from jaxddp.config import TrainConfig
 from jaxddp.data.datasets import Dataset
 from jaxddp.errors import InputError, complex_error
+from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts, Port, PortSource
 from jaxddp.parity.port.draws import DrawnPort
 from jaxddp.parity.torch_side.draws import serving
@@ -221,3 +222,20 @@ def to_batch(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, Tensor]:
         return tensor if image or tensor.dtype == torch.bool else tensor.long()
 
     return {name: cast(tensor) for name, tensor in tensors.items()}
+
+
+def load_state(model: nn.Module, state: Arrays, strict: bool = True) -> None:
+    """Copy a state_dict of NumPy arrays into the model, one at a time.
+
+    Args:
+        model: the model.
+        state: the arrays.
+        strict: raise `KeyError` if one is missing or left over.
+    """
+    tensors = model.state_dict()
+    if strict and (odd := sorted(tensors.keys() ^ state.keys())):
+        raise KeyError(f"missing or left over: {', '.join(odd)}")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if name in state:
+                tensor.copy_(torch.from_numpy(state[name]))

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.rate_curves import UPDATES, TorchRates, at, made_gradients, places_of
-from jaxddp.parity.torch_side.rank import load_state
 from jaxddp.parity.torch_side.rates import optimizer_of
-from jaxddp.parity.torch_side.side import Source, make_side
+from jaxddp.parity.torch_side.side import Source, load_state, make_side
 from torch_ref.distributed import World
 
 COUNT = "step"  # in the states of torch's optimizers

@@ -22,7 +22,8 @@ from jaxddp.parity.port.variants import Variant, scaled_by_batch
 from jaxddp.parity.records import Record, StoredRecord, stage_norm
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side.pool import torch_records
-from jaxddp.parity.torch_side.rank import Steps, rank_folder
+from jaxddp.parity.torch_side.rank import rank_folder
+from jaxddp.parity.torch_side.steps import Steps
 from jaxddp.parity.trials.made import MadeRun, raw_run
 from jaxddp.parity.workers import Workers
 

@@ -20,8 +20,9 @@ from jaxddp.parity.port.variants import Variant, with_variants
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.records import Record
 from jaxddp.parity.runs import Runs
+from jaxddp.parity.torch_side.draw_weights import DrawWeights
 from jaxddp.parity.torch_side.pool import torch_records
-from jaxddp.parity.torch_side.rank import DrawWeights, Steps
+from jaxddp.parity.torch_side.steps import Steps
 from jaxddp.parity.trials.runs import TrialRuns, Tried, judged
 from jaxddp.parity.workers import Workers
 

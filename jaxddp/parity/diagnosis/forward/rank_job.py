@@ -38,8 +38,9 @@ from jaxddp.parity.records import (
 )
 from jaxddp.parity.sums import Summand
 from jaxddp.parity.torch_side.made_lines import lines_of_layers, noted
-from jaxddp.parity.torch_side.rank import batch_sizes, rank_folder
+from jaxddp.parity.torch_side.rank import rank_folder
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
+from jaxddp.parity.torch_side.steps import batch_sizes
 from torch_ref.distributed import World
 from torch_ref.losses import LossFunction
 

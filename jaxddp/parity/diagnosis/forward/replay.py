@@ -18,8 +18,8 @@ from jaxddp.parity.diagnosis.forward.sites import trace
 from jaxddp.parity.excerpts import excerpt
 from jaxddp.parity.lazy_arrays import Arrays, Renamed
 from jaxddp.parity.operations import SourceLine
-from jaxddp.parity.torch_side.rank import load_state
 from jaxddp.parity.torch_side.rank_recorder import is_large
+from jaxddp.parity.torch_side.side import load_state
 from torch_ref.losses import Batch, LossFunction
 
 TIMEOUT = 300.0  # seconds that replicas side by side wait for each other

@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from jaxddp.parity.port import PortFile
-from jaxddp.parity.torch_side import rank
-from jaxddp.parity.torch_side.rank import DrawWeights
+from jaxddp.parity.torch_side import draw_weights
+from jaxddp.parity.torch_side.draw_weights import DrawWeights
 from jaxddp.parity.torch_side.shared import OnDisk, SharedParameters, may_share
 from tests.support.small_port import at_start_of, wide, write
 from torch_ref.distributed import World
@@ -55,7 +55,7 @@ def test_only_optimizers_of_torch_itself_are_left_to_one_rank() -> None:
 def test_a_loss_that_moves_weights_is_noticed(
     code: str, moves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank, "is_large_model", lambda start: True)
+    monkeypatch.setattr(draw_weights, "is_large_model", lambda start: True)
     port = write(tmp_path, *wide(6), at_start_of("torch_loss(model, batch)", code))
     _, facts, *_ = DrawWeights(PortFile(str(port)), "float64", tmp_path / "weights").run(World(), lambda where: None)
     assert facts.moves_weights == moves
