@@ -13,7 +13,7 @@ from jax import numpy as jnp
 from torch.nn import functional as F
 
 from jaxddp.parity.idle_operations import Watched, without_twin
-from jaxddp.parity.jax_side.idle_operations import dropouts_shown, watched_program
+from jaxddp.parity.jax_side.watched_program import dropouts_shown, watched_program
 from jaxddp.parity.operations import are_near, moments
 from jaxddp.parity.torch_side.idle_operations import Watch
 from jaxddp.parity.user_code.operation_text import operation_text
