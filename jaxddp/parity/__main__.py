@@ -196,7 +196,8 @@ def _write_patch(path: Path, port: Path, report: Report) -> None:
         write_atomically(path, DIFF + report.patch.encode())
         print(f"patch: {path}; apply it with: patch -p1 -d {port.parent} < {path}")
         return
-    why = "no edit was verified" if report.differences else "nothing differs"
+    differs = report.differences or any(aspect.verdict == "differs" for aspect in report.aspects.values())
+    why = "no edit was verified" if differs else "nothing differs"
     print(f"patch: {path} is not written: {why}")
 
 

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,17 +18,27 @@ from jaxddp.parity.compare.initialisation import (
     is_one_sample,
     varies,
 )
-from jaxddp.parity.compare.initialisers import described, same_fans
+from jaxddp.parity.compare.initialisers import described, fitting_initialiser
 from jaxddp.parity.coverage import Aspect
 from jaxddp.parity.initial_draws import DrawnTensor, draws_for
 from jaxddp.parity.jax_side.initial_weights import JaxInitialWeights
+from jaxddp.parity.port import PortFile
 from jaxddp.parity.port.draws import DrawnSource
 from jaxddp.parity.report.numbers import count
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side.initial_weights import TorchInitialWeights
 
 Draws = Mapping[str, DrawnTensor]
+Texts = Mapping[str, str]  # path -> text
 NONE = "The port's weights are all 0 before torch's are copied to them: it has no initialisation to compare."
+
+
+class InitialWeights(NamedTuple):
+    """Draws of both models' weights, by torch's names, and the names of torch's parameters."""
+
+    torch: Draws
+    jax: Draws
+    parameters: Collection[str]
 
 
 def initialisation(runs: Runs) -> Aspect | None:
@@ -34,17 +46,35 @@ def initialisation(runs: Runs) -> Aspect | None:
 
     The verdict of a check does not depend on it.
     """
-    case = runs.case
-    if not isinstance(case, PortCase) or runs.problems or not len(runs.jax):
+    if not isinstance(runs.case, PortCase) or runs.problems or not len(runs.jax):
         return None
+    weights = initial_weights(runs, runs.case)
+    if isinstance(weights, str):
+        return Aspect("not compared", (f"The initialisation was not compared: {weights}.",))
+    return compared(*weights)
+
+
+def initial_weights(runs: Runs, case: PortCase, texts: Texts | None = None) -> InitialWeights | str:
+    """Draw the weights of both models of a case; return why there are none if a side fails.
+
+    Args:
+        runs: the runs of the check.
+        case: their case.
+        texts: edited texts of a port file, and of those beside it.
+    """
     source, number = case.source, draws_for(runs.elements)
     source = source.source if isinstance(source, DrawnSource) else source
+    if texts is not None:
+        assert isinstance(source, PortFile), "only files are edited"
+        edited = replace(source, texts=(*texts.items(),))
+        drawn = replace(case.source, source=edited) if isinstance(case.source, DrawnSource) else edited
+        source, case = edited, replace(case, source=drawn)
     jax = JaxInitialWeights(case, source, number, runs.seed)
     answers = runs.both(jax, TorchInitialWeights(source, number, runs.seed, tuple(runs.summands)))
     if isinstance(answers, str):
-        return Aspect("not compared", (f"The initialisation was not compared: {answers}.",))
+        return answers
     of_jax, (of_torch, parameters) = answers
-    return compared(of_torch, of_jax, parameters)
+    return InitialWeights(of_torch, of_jax, parameters)
 
 
 def compared(torch: Draws, jax: Draws, parameters: Collection[str]) -> Aspect:
@@ -104,7 +134,7 @@ def _words(difference: InitialDifference, torch: Draws, jax: Draws) -> tuple[tup
     if difference.kind == "constant" and any(map(is_one_sample, (torch[name], jax[name]))):
         return ("table",), "the tables differ"
     sides = [described(side, name, tensors) for side, tensors in zip(SIDES, (torch, jax), strict=True)]
-    fitting = sides[0].flax if sides[0].is_shapeless or same_fans(torch[name].shape, jax[name].own) else ""
+    fitting = fitting_initialiser(sides[0], torch[name], jax[name])
     says = "; ".join(f"{side} {one.says}" for side, one in zip(SIDES, sides, strict=True))
     if fitting and fitting != sides[1].flax:
         says = f"{says}; {fitting} would do"

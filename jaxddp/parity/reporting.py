@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -30,6 +30,8 @@ from jaxddp.parity.diagnosis.without_effect import without_effect
 from jaxddp.parity.environment import environment
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
 from jaxddp.parity.jax_side.excerpt_program import MANY
+from jaxddp.parity.patch.edited_files import EditedFiles, edited_files
+from jaxddp.parity.patch.initialisers import with_initialisers
 from jaxddp.parity.patch.proposals import with_patches
 from jaxddp.parity.progress import BEYOND, CAUSES, COMPARE, EVALUATION, KEYS, PATCHES, WITHOUT_EFFECT
 from jaxddp.parity.rates import Rates
@@ -95,7 +97,11 @@ class Reporting:
         types = compare_types(*runs.types, runs.summary.optimizer) if runs.types else None
         of_types = types.differences if types else ()
         further = len(of_types) + sum(one.step > runs.case.steps for one in rates.differences)
-        differences, diff = self._patched(differences, further) if patch else (differences, "")
+        files = edited_files(runs.case) if patch else None
+        aspects = dict(rates.aspects)
+        if files is not None:
+            differences = self._patched(differences, files, further)
+            aspects |= {} if of_types or differences or rates.differences else self._with_initialisers(aspects, files)
         differences = [*of_types, *differences, *rates.differences]
         trials, beyond = self._beyond(differences)
         without, on_effects = self._without_effect(differences)
@@ -114,7 +120,7 @@ class Reporting:
             numerics=numerics,
             trials=(*rates.trials, *trials),
             beyond=(*rates.beyond, *with_idle_operations(beyond, without)),
-            aspects={**rates.aspects, **({"types": types.aspect} if types else {}), **evaluation},
+            aspects={**aspects, **({"types": types.aspect} if types else {}), **evaluation},
             without_effect=without,
             intended=dict(runs.facts.intended),
             problems=tuple(self._problems),
@@ -125,7 +131,7 @@ class Reporting:
             rate_rounding=evidence.judgement.rate_rounding,
             ended=progress.stop.why if self._untried else "",
             untried=tuple(self._untried) if progress.stop.why else (),
-            patch=diff,
+            patch=files.whole if files is not None else "",
             seconds=time.monotonic() - started,
             part_seconds={name: round(seconds, 3) for name, seconds in progress.seconds.items()},
             environment=environment(),
@@ -174,13 +180,21 @@ class Reporting:
             self._untried += [name for name, aspect in aspects.items() if aspect.verdict == "not compared"]
         return aspects, differences
 
-    def _patched(self, differences: list[Difference], further: int) -> tuple[list[Difference], str]:
-        """Return the differences with their patches, and all patches as one diff."""
+    def _patched(self, differences: list[Difference], files: EditedFiles, further: int) -> list[Difference]:
+        """Return the differences with their patches, which edit the texts of the files."""
         drifting = partial(drifts_freely, self._searches)
-        differences, diff = with_patches(self._runs, self._evidence, self._searches, differences, drifting, further)
+        differences = with_patches(self._runs, self._evidence, self._searches, differences, drifting, files, further)
         if self._searches.ended and differences:
             self._untried.append(PATCHES)
-        return differences, diff
+        return differences
+
+    def _with_initialisers(self, aspects: Mapping[str, Aspect], files: EditedFiles) -> dict[str, Aspect]:
+        """Edit the files so that tensors start as in torch, unless they need not; return the aspect that says so."""
+        name = "initialisation"
+        if name not in aspects or aspects[name].verdict != "differs" or name in dict(self._runs.facts.intended):
+            return {}
+        says = self._searches.run(lambda: with_initialisers(self._runs, files), [])
+        return {name: replace(aspects[name], says=(*aspects[name].says, says))} if says else {}
 
     def _beyond(self, differences: Sequence[Difference]) -> tuple[tuple[Trial, ...], tuple[Beyond, ...]]:
         """Compare beyond the run: only where everything in it is equal, and of a model that is small."""

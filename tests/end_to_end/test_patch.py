@@ -143,6 +143,55 @@ def test_a_patch_makes_the_port_equal(kind: str, tmp_path: Path, single: Workers
     assert "verified: equal with this patch" in to_html(report)
 
 
+def test_initialisers_are_patched_and_both_models_then_draw_alike(tmp_path: Path, single: Workers) -> None:
+    def of(port: Path, patch: bool) -> Report:
+        return check(port, world_size=1, steps=1, workers=single, numerics=False, patch=patch, causes=False)
+
+    port = write(tmp_path, IMPORT)
+    report = of(port, patch=True)
+    aspect = report.aspects["initialisation"]
+    assert (report.verdict, aspect.verdict) == ("equal", "differs")
+    assert aspect.says[-1] == "With the patch, 4 of 4 tensors start as in torch, which draws have shown."
+    assert 'kernel_init=nnx.initializers.variance_scaling(1/3, "fan_in", "uniform")' in report.patch
+    applied(report.patch, tmp_path)
+    assert of(port, patch=False).aspects["initialisation"].verdict == "equal"
+
+
+def made(line: str) -> Change:
+    """Return the change that has a line after torch's model is made."""
+    return "    return TorchNet()", f"    net = TorchNet()\n    {line}\n    return net"
+
+
+# Changes of a port, and of how many tensors the patch is; "": there is none.
+INITIALISERS: dict[str, tuple[tuple[Change, ...], str]] = {
+    "jax imported where the layers do not see it": (
+        (("def flax_loss(model, batch):\n", "def flax_loss(model, batch):\n    import jax\n"),),
+        "2 of 4 tensors",
+    ),
+    "layers that are initialised otherwise": (
+        (IMPORT, made("torch.nn.init.normal_(net.fc1.weight, 0, 2)")),
+        "4 of 4 tensors",
+    ),
+    "numbers that no initialiser draws": ((IMPORT, made("[p.data.exponential_() for p in net.parameters()]")), ""),
+    "a difference beside it": ((IMPORT, ("nnx.tanh(", "nnx.relu(")), ""),
+    "on purpose": (
+        (IMPORT, ("import numpy as np\n", 'import numpy as np\nintended = {"initialisation": "as in the paper"}\n')),
+        "",
+    ),
+}
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("kind", INITIALISERS)
+def test_only_initialisers_that_draws_have_verified_are_patched(kind: str, tmp_path: Path, single: Workers) -> None:
+    changes, says = INITIALISERS[kind]
+    port = write(tmp_path, *changes)
+    report = check(port, world_size=1, steps=1, workers=single, numerics=False, patch=True, causes=False)
+    assert report.aspects["initialisation"].verdict == "differs"
+    assert ("_init=" in report.patch) == bool(says)
+    assert not says or f"With the patch, {says} start" in report.aspects["initialisation"].says[-1]
+
+
 @pytest.mark.large
 def test_a_difference_that_no_step_shows_remains_beside_a_patch(tmp_path: Path, single: Workers) -> None:
     changes, _ = filled("slope", PATCHED["slope"][1])

@@ -120,6 +120,11 @@ def same_fans(shape: tuple[int, ...], own: tuple[int, ...]) -> bool:
     return len(shape) == len(own) > 1 and shape[:2] == (own[-1], own[-2])
 
 
+def fitting_initialiser(described: Described, torch: DrawnTensor, jax: DrawnTensor) -> str:
+    """Return the initialiser of flax that draws jax's own array as torch draws its tensor; "": there is none."""
+    return described.flax if described.is_shapeless or same_fans(torch.shape, jax.own) else ""
+
+
 def _is_torch_bias(largest: float, deviation: float, error: float, layer: tuple[int, ...]) -> bool:
     """Return whether numbers may be those of the bias of torch's layer whose weight has this shape."""
     bound = 1 / math.sqrt(math.prod(layer[1:]))
