@@ -9,6 +9,7 @@ import pytest
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Cause, Difference
 from jaxddp.parity.patch import proposals
+from jaxddp.parity.patch.edited_files import EditedFiles
 from jaxddp.parity.patch.proposals import Proposals
 from jaxddp.parity.quote import Quote
 
@@ -18,10 +19,11 @@ CAUSE = Cause(("number",), ("a factor 1, the reference has 2",), ("",), 0.0)
 def reason(folder: Path, has: bool = True, quote: Quote | None = None, **changed: Any) -> str:
     trials: Any = SimpleNamespace(before={}, has=lambda difference: has)
     workers: Any = None
-    made = Proposals(folder / "port.py", trials, InterruptibleSearches(workers, []), lambda runs: False)
+    files = EditedFiles(folder / "port.py")
+    made = Proposals(files, trials, InterruptibleSearches(workers, []), lambda runs: False)
     cause = Cause(CAUSE.names, CAUSE.says, CAUSE.fixes, 0.0, jax=quote)
     (found,) = made.of([Difference("update", 1, "w", 0.1, 1e-12, cause=cause, **changed)])
-    assert found.patch is not None and found.patch.verdict == "none" and not made.diff
+    assert found.patch is not None and found.patch.verdict == "none" and not files.whole
     return found.patch.why_not
 
 
