@@ -14,13 +14,13 @@ CHOICES = (*EXTREMES, "where", "select", "select_n", "cond", "switch")
 MASKS = ("masked_fill", "dropout")
 OPERATORS = {"mul": "multiplies by", "div": "divides by", "add": "adds", "sub": "subtracts"}
 SYNONYMS = {"multiply": "mul", "subtract": "sub"} | dict.fromkeys(("truediv", "true_divide", "divide"), "div")
-# Functions that return their operand for some values; they have no line, but are the twins of those above.
+# Functions that return their operand where it is positive.
 RECTIFIERS = ("relu", "leaky_relu", "prelu", "elu", "celu", "selu", "threshold", "abs", "absolute")
 # Numbers that functions have without being given them.
 NUMBERS = {"relu": (0.0,), "relu6": (0.0, 6.0), "hard_tanh": (-1.0, 1.0)}
 NUMBER = "number"  # stands for a function, where a number is meant that the program states
-LISTED = frozenset((*CLIPS, *CHOICES, *MASKS))
-KNOWN = frozenset((*LISTED, *OPERATORS, *RECTIFIERS))
+LISTED = frozenset((*CLIPS, *CHOICES, *MASKS, *RECTIFIERS))
+KNOWN = frozenset((*LISTED, *OPERATORS))
 
 
 class Called(NamedTuple):
@@ -140,7 +140,7 @@ def is_idle(called: Called, kept: Kept) -> bool:
 
 
 def is_listed(called: Called) -> bool:
-    """Return whether calls are worth a line if they change nothing: not the product with a mask, nor a ReLU."""
+    """Return whether calls are worth a line if they change nothing: not the product with a mask."""
     by_number = called.function in OPERATORS and called.numbers in ((0.0,), (1.0,))
     return by_number or called.function in LISTED
 
@@ -164,6 +164,8 @@ def _why(called: Called, kept: Kept) -> str:
     name, operand = called.function, min(kept.operands)
     if name == "nan_to_num":
         return "replaces nothing"
+    if name in RECTIFIERS:
+        return "never changes what it is given"
     if name in CLIPS:
         return "always returns its bound" if operand else "never clips"
     if name in EXTREMES:

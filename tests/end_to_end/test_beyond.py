@@ -185,6 +185,34 @@ def test_a_loss_that_raises_leaves_its_trial_out_and_no_other(checked: Checked) 
     assert "torch_loss raises AssertionError" in left_out["with a batch of the other sign"]
 
 
+OF_MAXIMA = [
+    ('F.cross_entropy(model(batch["x"]), batch["y"])', 'model(batch["x"]).max(-1).values.square().mean()'),
+    ('cross_entropy(model(batch["x"]), batch["y"]).mean()', '(model(batch["x"]).max(-1) ** 2).mean()'),
+]
+NORMALIZED = [
+    IN_JAX,
+    ("return self.fc2(torch.tanh(self.fc1(x)))", "return self.fc2(F.normalize(self.fc1(x)))"),
+    (
+        "return self.fc2(nnx.tanh(self.fc1(x)))",
+        "h = self.fc1(x); return self.fc2(h / jnp.linalg.norm(h, axis=-1, keepdims=True))",
+    ),
+]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("changes", "left_out"),
+    [(NORMALIZED, {"with weights of 0": "the local loss is not finite in jax"}), (OF_MAXIMA, {})],
+    ids=["a length of 0", "a tie"],
+)
+def test_with_weights_of_0_only_what_is_not_finite_counts(
+    changes: list[Change], left_out: dict[str, str], checked: Checked
+) -> None:
+    report = checked(*changes, quick=False)
+    assert report.verdict == "equal", str(report)
+    assert {trial.what: trial.left_out for trial in report.trials if trial.left_out} == left_out
+
+
 @pytest.mark.large
 def test_a_slight_difference_stays_where_torchs_loss_raises_in_float32(checked: Checked) -> None:
     """Then nothing says how far torch rounds."""

@@ -42,7 +42,21 @@ PLUMBING = tuple(
 BRANCHES = ("cond", "switch")
 DROPOUT = "jaxddp dropout"
 OPERATOR = re.compile(r"^operator_r?")
-CHOOSING = ("max", "min", "clamp", "select_n", "cond", "mul", "div", "add", "sub", "jit", "custom_jvp_call", "name")
+CHOOSING = (
+    "abs",
+    "max",
+    "min",
+    "clamp",
+    "select_n",
+    "cond",
+    "mul",
+    "div",
+    "add",
+    "sub",
+    "jit",
+    "custom_jvp_call",
+    "name",
+)
 
 
 @dataclass(frozen=True)

@@ -224,12 +224,15 @@ def judged(
         if located.residual <= located.allowed + further:
             continue
         of_torch, of_jax = _is_finite(torch[tried.place], stage), _is_finite(jax[tried.place], stage)
+        if tried.variant.weights == 0 and of_torch == of_jax:
+            continue  # either way of breaking a tie is right
         is_nan = math.isnan(tried.variant.spike or 0.0)
         if is_nan and not (of_torch or of_jax):
             continue  # as it should be
         if not (of_torch and of_jax) and not (is_nan and of_jax):  # an optimizer of jax's that hides NaN differs
             sides = "either side" if of_torch == of_jax else "jax" if of_torch else "torch"
-            why = f"the {stage.replace('_', ' ')} is not finite in {sides}".replace("in either", "on either")
+            verb = "is" if stage in ("local_loss", "update", "optimizer_state") else "are"
+            why = f"the {stage.replace('_', ' ')} {verb} not finite in {sides}".replace("in either", "on either")
             return replace(tried, trial=replace(tried.trial, left_out=why))
         differing[stage] = located
     return replace(tried, differing=differing)

@@ -5,17 +5,18 @@ from jaxddp.parity.port.variants import Variant
 
 
 def of_model(steps: int) -> list[Variant]:
-    """Return variants of weights and batch.
+    """Return variants of weights and batch; with weights of 0 only what is not finite counts, as many values are equal.
 
     Args:
         steps: number of steps of the run.
 
     >>> [variant.trial.what for variant in of_model(10)][::4]
-    ['with weights 4 times as large', 'with the examples of step 11']
+    ['with weights 4 times as large', 'with a batch of the other sign']
     """
     return [
         Variant(Trial("weights", "with weights 4 times as large"), weights=4.0),
         Variant(Trial("weights", "with weights 4 times as small"), weights=0.25),
+        Variant(Trial("weights", "with weights of 0"), weights=0.0),
         Variant(Trial("batch", "with a batch 4 times as large"), batch=4.0),
         Variant(Trial("batch", "with a batch of the other sign"), batch=-1.0),
         Variant(Trial("batch", f"with the examples of step {steps + 1}"), step=steps),

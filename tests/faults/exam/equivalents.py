@@ -77,6 +77,17 @@ def _noise(own: bool) -> Callable[[Any], Any]:
     return first
 
 
+def _kernels(copies: bool) -> Callable[[Any], Any]:
+    """Return the sums of kernels and of biases in the groups that an optimizer makes of a list of parameters."""
+
+    def sums(x: Any) -> Any:
+        parameters = [np.full(shape, x) for shape in ((2, 3), (3,), (3, 1), (1,))]
+        parameters = list(parameters) if copies else parameters
+        return np.stack([sum(p.sum() for p in parameters if (p.ndim > 1) is kernel) for kernel in (True, False)])
+
+    return sums
+
+
 # Name of a mutant, as `Mutant.name` -> why it is equivalent.
 EQUIVALENTS = {
     "mlp/jax/arguments_swapped/37:29/0": _swapped_huber(0.5),
@@ -98,6 +109,12 @@ EQUIVALENTS = {
         _average(learns=False),
         _average(learns=True),
         ((3,), (3,)),
+    ),
+    "residual_convnet/torch/call_left_out/77:18/0": Equivalent(
+        "the trainers and the check give an optimizer a list of parameters, which may be read twice",
+        _kernels(copies=True),
+        _kernels(copies=False),
+        ((),),
     ),
     "vae/jax/keyword_left_out/33:26/0": Equivalent(
         "the default stream, which draws nothing else in a step, gives the noise in place of one of its own",
