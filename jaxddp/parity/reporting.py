@@ -193,7 +193,8 @@ class Reporting:
         name = "initialisation"
         if name not in aspects or aspects[name].verdict != "differs" or name in dict(self._runs.facts.intended):
             return {}
-        says = self._searches.run(lambda: with_initialisers(self._runs, files), [])
+        with self._progress.stage(PATCHES):
+            says = self._searches.run(lambda: with_initialisers(self._runs, files), [])
         return {name: replace(aspects[name], says=(*aspects[name].says, says))} if says else {}
 
     def _beyond(self, differences: Sequence[Difference]) -> tuple[tuple[Trial, ...], tuple[Beyond, ...]]:
