@@ -217,6 +217,7 @@ def test_a_free_run_may_drift_as_far_as_rounding_of_gradients_moves_the_referenc
     report = checked(*SATURATED, more=FALLS + FORGETS_TO_COUNT.replace("COUNT", count))
     assert report.verdict == verdict, report
     assert [(one.stage, one.step) for one in report.differences] == [("params", 2)] * (verdict == "different")
+    assert ("flax_step returns step 0 after step 0" in " ".join(report.idle)) == (verdict == "different")
     for result in report.stages.values():  # measured: updates differ by 3e-6, and given their gradients by 7e-14
         assert max(result.residuals) <= result.allowed or verdict == "different"
 

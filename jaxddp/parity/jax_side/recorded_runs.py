@@ -136,7 +136,8 @@ def _replica_step(
 def _custom_step(program: CheckedStep, state: TrainState, batch: MicroBatches, *_: Any) -> tuple[Record, TrainState]:
     after, stages = program.step(program.placed(state), batch)
     of_optimizer = program.of_custom_step(after, state.params)
-    record = program.record(stages, batch) | of_optimizer | _shown(after.opt_state)
+    counted = {"counted": {"step": np.asarray(after.step)}}
+    record = program.record(stages, batch) | of_optimizer | _shown(after.opt_state) | counted
     return record, dataclasses.replace(after, params={})
 
 

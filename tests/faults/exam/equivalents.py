@@ -13,6 +13,7 @@ import optax
 import torch
 from flax import nnx
 from jax import numpy as jnp
+from torch.nn import functional as F
 
 MOST = 20
 
@@ -88,6 +89,17 @@ def _kernels(copies: bool) -> Callable[[Any], Any]:
     return sums
 
 
+def _hardest(fill: float) -> Callable[[Any, Any], Any]:
+    """Return the mean of the three largest similarities with other examples; the diagonal is filled."""
+
+    def mean(a: Any, b: Any) -> Any:
+        a, b = (F.normalize(torch.as_tensor(x), dim=-1) for x in (a, b))
+        others = (a @ b.T).masked_fill(torch.eye(len(a), dtype=torch.bool), fill)
+        return others.topk(3, dim=-1).values.mean(dim=-1).numpy()
+
+    return mean
+
+
 # Name of a mutant, as `Mutant.name` -> why it is equivalent.
 EQUIVALENTS = {
     "mlp/jax/arguments_swapped/37:29/0": _swapped_huber(0.5),
@@ -109,6 +121,12 @@ EQUIVALENTS = {
         _average(learns=False),
         _average(learns=True),
         ((3,), (3,)),
+    ),
+    "contrastive/torch/number/45:74/0": Equivalent(
+        "a similarity is at least -1, so that the three largest of seven others are never the filled one",
+        _hardest(-1.0),
+        _hardest(-2.0),
+        ((8, 5), (8, 5)),
     ),
     "residual_convnet/torch/call_left_out/77:18/0": Equivalent(
         "the trainers and the check give an optimizer a list of parameters, which may be read twice",
