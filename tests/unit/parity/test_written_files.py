@@ -15,7 +15,7 @@ from jaxddp.errors import InputError
 from jaxddp.flags import parse_plain
 from jaxddp.parity.__main__ import DIFF, CheckOptions, _write_names
 from jaxddp.parity.convert.__main__ import ConvertOptions, convert
-from jaxddp.parity.patch.proposals import unified
+from jaxddp.parity.patch.edited_files import unified
 from jaxddp.parity.recordings.command import CompareOptions
 from jaxddp.parity.report import json_form, page
 from jaxddp.parity.report.json_schema import schema
