@@ -109,7 +109,8 @@ def sums(returned: Any, batch: Batch, train: bool = True, detect_anomaly: bool =
         returned: the loss, or one per element; alone, or in a pair with the elements' weights, with metrics by name,
             or, beside a mean, with anything else, which is left out.
         batch: the batch.
-        train: a mean counts once in training, and as often as there are examples in evaluation.
+        train: a mean counts once in training, and as often as there are examples in evaluation. One element for several
+            examples, as of `mean(keepdim=True)`, is a mean.
         detect_anomaly: add what `example_anomaly` returns in training, if each example has a loss.
 
     Raises:
@@ -124,18 +125,20 @@ def sums(returned: Any, batch: Batch, train: bool = True, detect_anomaly: bool =
     metrics: Mapping[str, Any] = more if isinstance(more, Mapping) else {}
     weights = None if isinstance(more, Mapping) else more
     check_weights("torch_loss", values.shape, weights)
-    size = _size(batch)
+    size, shape = _size(batch), values.shape
+    values = values.reshape(()) if values.numel() == 1 < size and weights is None else values
     if not values.ndim and not size:
         if train:
             raise InputError("the loss is a mean over the batch, and a rank's is empty; return one per example")
         values = torch.zeros_like(values)  # which counts 0
     if not train and values.ndim and len(values) != size:
-        shape = tuple(values.shape)
-        raise InputError(f"torch_loss: returns {shape} for {size} examples; must be a mean, or have a row for each")
+        raise InputError(
+            f"torch_loss: returns {tuple(shape)} for {size} examples; must be a mean, or have a row for each"
+        )
     weights = weights if values.ndim and weights is not None else torch.ones_like(values)
     weights = weights if values.ndim or train else weights * size
     of_metrics = {name: torch.as_tensor(x).detach() for name, x in shown_metrics(metrics).items()}
-    shown = {name: (x * weights).sum() for name, x in of_metrics.items() if x.shape in ((), values.shape)}
+    shown = {name: (x * weights).sum() for name, x in of_metrics.items() if x.shape in ((), shape)}
     if detect_anomaly and train and values.ndim and len(values) == size:
         shown |= example_anomaly(values * weights)
     return {"loss": (values * weights).sum(), "count": weights.sum().to(values.dtype), **shown}

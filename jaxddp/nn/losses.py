@@ -7,7 +7,7 @@ padding, masked tokens and uneven batches do not distort the mean.
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -166,7 +166,8 @@ def sums_of(
     """Sum losses and metrics over a batch.
 
     Args:
-        losses: the losses; a mean counts once or, in evaluation, as often as there are examples.
+        losses: the losses; a mean counts once or, in evaluation, as often as there are examples. One element for
+            several examples, as of `mean(keepdims=True)`, is a mean.
         valid: (B,), 0 for examples to leave out; None: there are none.
         train: whether the batch is one of training.
         metrics: further metrics: one value per example, (B, ...), or a mean over the batch.
@@ -179,6 +180,9 @@ def sums_of(
     Raises:
         InputError: a batch of training has padding, and the loss is a mean, from which it cannot be left out.
     """
+    if losses.values.size == 1 < num_examples(batch) and losses.weights is None and not losses.is_mean:
+        losses = replace(losses, values=losses.values.reshape(1), is_mean=True)
+        _note_mean("loss")
     scalars = [f"its metric {name}" for name, value in losses.metrics.items() if not jnp.ndim(value)]
     if valid is not None and train is not False and (means := ["the loss"] * losses.is_mean + scalars):
         raise InputError(

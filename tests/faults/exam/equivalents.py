@@ -100,6 +100,15 @@ def _hardest(fill: float) -> Callable[[Any, Any], Any]:
     return mean
 
 
+def _cross_entropy(**axes: bool) -> Callable[[Any, Any], Any]:
+    """Return the mean cross entropy as a step takes it, with its gradients: the mean of what the loss returns."""
+
+    def mean(logits: Any, targets: Any) -> Any:
+        return optax.softmax_cross_entropy(logits, jax.nn.softmax(targets)).mean(**axes).mean()
+
+    return jax.jit(jax.value_and_grad(mean))
+
+
 # Name of a mutant, as `Mutant.name` -> why it is equivalent.
 EQUIVALENTS = {
     "mlp/jax/arguments_swapped/37:29/0": _swapped_huber(0.5),
@@ -109,6 +118,12 @@ EQUIVALENTS = {
         jax.jit(jax.value_and_grad(lambda x: jnp.square(x[:, 0]).sum())),
         jax.jit(jax.value_and_grad(lambda x: jnp.square(x[:, 1]).sum())),
         ((4, 1),),
+    ),
+    "encoder/jax/keyword_added/62:62/0": Equivalent(
+        "a step takes the mean of a loss's elements, of which there is one",
+        _cross_entropy(),
+        _cross_entropy(keepdims=True),
+        ((8, 3), (8, 3)),
     ),
     "encoder/torch/keyword_left_out/14:48/0": Equivalent(
         "small integers are exact in each type, and division gives the default type",
