@@ -118,7 +118,8 @@ def _sentences_on_correct(mutant: Any, workers: Workers) -> set[str]:
 def _sentences(report: Report) -> set[str]:
     """Return what a report says of an equal port beside its numbers."""
     left_out = {f"not tried {trial.what}: {trial.left_out}" for trial in report.trials if trial.left_out}
-    return {says for aspect in report.aspects.values() for says in aspect.says} | {*report.idle} | left_out
+    idle = {f"{one.operation} at {one.line.place} {one.why}" for one in report.without_effect}
+    return {says for aspect in report.aspects.values() for says in aspect.says} | {*report.idle} | left_out | idle
 
 
 def _first_words(report: Report) -> str:
