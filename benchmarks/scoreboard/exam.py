@@ -157,7 +157,8 @@ def section(scores: Sequence[ExamScore]) -> Iterator[str]:
     yield "## Exam: mutants of correct ports"
     yield (
         "One half of a correct port is edited mechanically (`tests/faults/exam`), and three steps are checked. "
-        "Remarked: the report of an equal port names the edited line. Equivalent: proved by equal programs after "
+        "Remarked: the report of an equal port names the edited line, or has a sentence that the correct port's lacks. "
+        "Equivalent: proved by equal programs after "
         f"simplification, or by hand. {sum(score.seconds for score in scores) / len(scores):.1f} s per mutant."
     )
     operators = list(dict.fromkeys(score.operator for score in sorted(scores, key=lambda score: score.operator)))
