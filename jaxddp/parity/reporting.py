@@ -172,7 +172,8 @@ class Reporting:
         return on_one_side(evidence, searches, spoiled, differences)
 
     def _evaluation(self) -> tuple[dict[str, Aspect], list[Difference]]:
-        if self._quick:
+        runs = self._runs
+        if self._quick or min(len(runs.torch), len(runs.jax)) < runs.case.steps:  # what has failed may fail again
             return {}, []
         with self._progress.stage(EVALUATION):
             aspects, differences = evaluation_of(self._evidence, self._searches, self._causes)
