@@ -99,9 +99,15 @@ def _split(order: Sequence[int]) -> Change:
 def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
     """Yield groups of axes that a reshape maps to each other: (8, 3, 4) to (8, 12) is [0] -> [0], [1, 2] -> [1].
 
+    A scalar, and an array without elements, have none.
+
     >>> list(_groups((8, 3, 4), (8, 12)))
     [([0], [0]), ([1, 2], [1])]
+    >>> list(_groups((), (1,))), list(_groups((2, 0), (0, 2)))
+    ([], [])
     """
+    if not (before and after and math.prod(before)):
+        return
     old, new = [0], [0]
     while True:
         sizes = math.prod(before[axis] for axis in old), math.prod(after[axis] for axis in new)
