@@ -126,7 +126,8 @@ def sums(returned: Any, batch: Batch, train: bool = True, detect_anomaly: bool =
     weights = None if isinstance(more, Mapping) else more
     check_weights("torch_loss", values.shape, weights)
     size, shape = _size(batch), values.shape
-    values = values.reshape(()) if values.numel() == 1 < size and weights is None else values
+    if values.ndim and values.numel() == 1 < size and weights is None:
+        values = values.reshape(())
     if not values.ndim and not size:
         if train:
             raise InputError("the loss is a mean over the batch, and a rank's is empty; return one per example")

@@ -180,7 +180,7 @@ def sums_of(
     Raises:
         InputError: a batch of training has padding, and the loss is a mean, from which it cannot be left out.
     """
-    is_single = losses.values.size == 1 and losses.weights is None and not losses.is_mean
+    is_single = losses.values.ndim and losses.values.size == 1 and losses.weights is None and not losses.is_mean
     if is_single and jax.tree.leaves(batch) and num_examples(batch) > 1:
         losses = replace(losses, values=losses.values.reshape(1), is_mean=True)
         _note_mean("loss")
