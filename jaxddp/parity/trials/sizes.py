@@ -79,7 +79,8 @@ class SizeTrials(TrialRuns):
         self.workers.jax.do(Forced(case, start, of_torch, of_jax, replicas=count))
         torch_run, jax_run = torch_records(of_torch, count, summands=self.runs.summands), jax_records(of_jax)
         facts = self.runs.facts
-        judgement = judge(torch_run, jax_run, facts, self.runs.summary.optimizer)
+        summary = self.runs.summary
+        judgement = judge(torch_run, jax_run, facts, summary.optimizer, summary.highest)
         tried = Tried(variant, variant.trial, {}, 0, variants)
         tried = judged(tried, judgement, torch_run, jax_run, facts, self.slack(torch_run[0]))
         return replace(tried, factor=_factor(torch_run[0], jax_run[0], tried), sizes=summaries[0].sizes, count=count)
