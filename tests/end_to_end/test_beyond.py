@@ -101,6 +101,14 @@ def torch_scheduler(optimizer):
 HALVED = own_optimizers(
     "Adam(parameters, lr=1e-2, eps=1e-5)", "optax.adam(lambda count: 1e-2 * 0.5 ** (count // 2), eps=1e-5)"
 )
+# optax computes the first rates of a warm-up relative to its last, in float32.
+WARM = """
+def torch_scheduler(optimizer):
+    return torch.optim.lr_scheduler.LinearLR(optimizer, 1e-3, 1.0, 999)
+"""
+WARMED = own_optimizers(
+    "AdamW(parameters, lr=1e-3)", "optax.adamw(optax.linear_schedule(1e-6, 1e-3, 999), weight_decay=1e-2)"
+)
 HAND = (
     "class TorchNet(",
     """class Hand(torch.optim.Optimizer):
@@ -171,6 +179,12 @@ def test_rates_are_read_beside_updates_that_are_lost_in_the_rounding_of_paramete
     assert report.aspects["rates"].verdict == "equal", str(report)
     wrong = checked(*SHIFTED, HALVED, more=HALVING.replace("2, 0.5", "2, 0.4") + STEP.format(PMEAN))
     assert wrong.verdict == "different"
+
+
+def test_the_rounding_of_a_warm_ups_first_rate_is_allowed_for_with_other_sizes(checked: Checked) -> None:
+    """It is 5e-6 of that rate, and 6e-9 of the highest."""
+    report = checked(WARMED, more=WARM, quick=False)
+    assert report.verdict == "equal", str(report)
 
 
 def test_a_loss_that_raises_leaves_its_trial_out_and_no_other(checked: Checked) -> None:
