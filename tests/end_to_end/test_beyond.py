@@ -225,6 +225,7 @@ def test_with_weights_of_0_only_what_is_not_finite_counts(
     report = checked(*changes, quick=False)
     assert report.verdict == "equal", str(report)
     assert {trial.what: trial.left_out for trial in report.trials if trial.left_out} == left_out
+    assert ("with weights of 0" in {trial.what for trial in report.trials}) == bool(left_out)  # it compares no values
 
 
 @pytest.mark.large

@@ -44,7 +44,9 @@ class BeyondRun:
             optimizer += self._run(lambda: [after_many_steps(self._trials)], (Variant(LONG),))
         sizes = self._run(self._trials.sizes, (Variant(self._trials.more), Variant(self._trials.shorter)))
         beyond = [*self._explained(model), *self._explained(optimizer), *self._of_sizes(sizes)]
-        trials = {one.trial.what: one.trial for one in (*model, *optimizer, *sizes)}
+        # With weights of 0 no values are compared: that trial counts only for what it says.
+        told = (one for one in (*model, *optimizer, *sizes) if one.variant.weights or one.trial.left_out)
+        trials = {one.trial.what: one.trial for one in told}
         return tuple(trials.values()), tuple(beyond)
 
     @property
