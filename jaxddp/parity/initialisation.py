@@ -24,12 +24,12 @@ from jaxddp.parity.initial_draws import DrawnTensor, draws_for
 from jaxddp.parity.jax_side.initial_weights import JaxInitialWeights
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.port.draws import DrawnSource
+from jaxddp.parity.port.replaced_files import Texts
 from jaxddp.parity.report.numbers import count
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side.initial_weights import TorchInitialWeights
 
 Draws = Mapping[str, DrawnTensor]
-Texts = Mapping[str, str]  # path -> text
 NONE = "The port's weights are all 0 before torch's are copied to them: it has no initialisation to compare."
 
 

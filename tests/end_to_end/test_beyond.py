@@ -182,7 +182,7 @@ def test_rates_are_read_beside_updates_that_are_lost_in_the_rounding_of_paramete
 
 
 def test_the_rounding_of_a_warm_ups_first_rate_is_allowed_for_with_other_sizes(checked: Checked) -> None:
-    """It is 5e-6 of that rate, and 6e-9 of the highest."""
+    """The rounding is 5e-6 of that rate, and 6e-9 of the highest."""
     report = checked(WARMED, more=WARM, quick=False)
     assert report.verdict == "equal", str(report)
 

@@ -174,7 +174,7 @@ def test_a_port_without_test_data_is_evaluated_on_the_batches_of_its_run(evaluat
 
 
 def test_rounding_to_float32_in_an_output_is_no_difference(evaluated: Evaluated) -> None:
-    """A table in float32 that only one side has; a factor of 1.0001 is a difference."""
+    """Only one side multiplies by a number in float32. A factor of 1.0001 is a difference."""
     for factor, verdict in (("np.float32(0.1)", "equal"), ("0.10001", "differs")):
         report = evaluated(NNX, in_jax(f'return model(batch["x"]) * {factor} * 10'))
         assert of(report).verdict == verdict and 1e-12 < of(report).residual < 1e-3

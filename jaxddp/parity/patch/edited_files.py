@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 from jaxddp.parity.cases import PortCase
-from jaxddp.parity.patch.trials import Texts
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.port.draws import DrawnSource
+from jaxddp.parity.port.replaced_files import Texts
 
 
 class EditedFiles:
@@ -51,7 +51,7 @@ class EditedFiles:
 
     @property
     def whole(self) -> str:
-        """All patches together, as a diff."""
+        """Join all patches into one diff."""
         return self.diff(self._first, self.texts)
 
 

@@ -44,7 +44,7 @@ class Initialiser(NamedTuple):
 
     @property
     def argument(self) -> str:
-        """The layer's argument."""
+        """Name the layer's argument that takes the initialiser."""
         return ARGUMENTS[self.jax.rpartition(".")[2]]
 
 

@@ -13,7 +13,8 @@ from jaxddp.parity.findings import Cause, Difference, Patch
 from jaxddp.parity.operations import SourceLine
 from jaxddp.parity.patch.candidates import candidates
 from jaxddp.parity.patch.edited_files import EditedFiles
-from jaxddp.parity.patch.trials import Texts, Trials
+from jaxddp.parity.patch.trials import Trials
+from jaxddp.parity.port.replaced_files import Texts
 from jaxddp.parity.progress import PATCHES
 from jaxddp.parity.report.words import groups
 from jaxddp.parity.runs import Runs

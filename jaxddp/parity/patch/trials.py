@@ -1,7 +1,7 @@
 """Trials of edits: the check runs again with the edited texts in place of the files, and is compared with the first."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -16,13 +16,13 @@ from jaxddp.parity.findings import Difference
 from jaxddp.parity.jax_side.child import Forced
 from jaxddp.parity.port import PortFile, PortSource
 from jaxddp.parity.port.draws import DrawnSource
+from jaxddp.parity.port.replaced_files import Texts
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.progress import Progress
 from jaxddp.parity.records import Records
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
 
-Texts = Mapping[str, str]  # path -> text
 Places = dict[str, Located]  # stage, and loss or optimizer if there are several -> where it first differs
 MARGIN = 1.01  # growth of a residual that counts as no change
 AHEAD = 1  # further steps than the first that differs in which an edit is tried before it is tried in all

@@ -9,12 +9,13 @@ from types import CodeType
 
 from jaxddp.scripts import users_file
 
+Texts = Mapping[str, str]  # path -> text
 MAIN = ("__main__", "__mp_main__")  # what is pickled may be defined there
 _texts: dict[str, str] = {}  # by the files' real paths
 _code_in_file = SourceFileLoader.get_code
 
 
-def replace_files(texts: Mapping[str, str], port: Path) -> None:
+def replace_files(texts: Texts, port: Path) -> None:
     """Let imports read these texts in place of the files, until the next call; modules beside the port are forgotten.
 
     Args:
