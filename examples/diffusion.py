@@ -131,5 +131,5 @@ class UNet(nnx.Module):
         return self.last(nnx.silu(self.norm(y)))[..., 0]
 
 
-torch_loss = flax_loss = loss
-torch_model, flax_model = TorchUNet, UNet
+torch_loss = jax_loss = loss
+torch_model, jax_model = TorchUNet, UNet

@@ -122,11 +122,11 @@ class Agent(nnx.Module):
         self.target = nnx.clone(self.online)
 
 
-def flax_optimizer(model: Agent, options: Options) -> nnx.Optimizer:
+def jax_optimizer(model: Agent, options: Options) -> nnx.Optimizer:
     return nnx.Optimizer(model.online, optax.adam(options.rate), wrt=nnx.Param)
 
 
-def flax_step(model: Agent, optimizer: nnx.Optimizer, batch: dict[str, jax.Array], options: Options) -> jax.Array:
+def jax_step(model: Agent, optimizer: nnx.Optimizer, batch: dict[str, jax.Array], options: Options) -> jax.Array:
     future = model.target(batch["next"]).max(1)
     goal = batch["reward"] + options.discount * (1 - batch["ends"]) * future
 
@@ -141,5 +141,5 @@ def flax_step(model: Agent, optimizer: nnx.Optimizer, batch: dict[str, jax.Array
     return loss
 
 
-torch_model, flax_model = TorchAgent, Agent
+torch_model, jax_model = TorchAgent, Agent
 names = {"online.layers": "online", "target.layers": "target"}

@@ -119,14 +119,14 @@ def test_data(options: Options):
     return {name: x[::5] for name, x in material(options)[1].items()}
 
 
-def flax_model(options: Options, config):
+def jax_model(options: Options, config):
     sizes, generator = material(options)[0], Generator(config.seed)
     if options.model_folder is not None:
         return from_pretrained(options.model_folder, sizes, generator=generator)
     return LlamaForSequenceClassification(sizes, generator=generator)
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     logits = model(batch["input_ids"], batch["attention_mask"])
     return cross_entropy(lambda x: x, {"x": logits, "y": batch["labels"]})
 

@@ -107,12 +107,12 @@ def torch_loss(model: TorchGPT2, batch: dict[str, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(model(batch["x"]).transpose(1, 2), batch["y"].long(), reduction="none")
 
 
-def flax_loss(model: GPT2, batch: dict[str, jnp.ndarray]) -> jnp.ndarray:
+def jax_loss(model: GPT2, batch: dict[str, jnp.ndarray]) -> jnp.ndarray:
     return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
 
 
 train_data, test_data = (lambda options: options.windows("train")), (lambda options: options.windows("val"))
-torch_model, flax_model = TorchGPT2, GPT2
+torch_model, jax_model = TorchGPT2, GPT2
 
 if __name__ == "__main__":  # Hugging Face's linear layers are (in, out), and its causal masks are stored
     linear, left = ("c_attn.weight", "c_proj.weight", "c_fc.weight"), (".attn.bias", "lm_head.weight")

@@ -30,12 +30,12 @@ def test_data():
     return digits(slice(1437, None))
 
 
-def flax_model(options, config):
+def jax_model(options, config):
     rngs = nnx.Rngs(config.seed)
     return nnx.Sequential(nnx.Linear(64, options.width, rngs=rngs), nnx.relu, nnx.Linear(options.width, 10, rngs=rngs))
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"]).mean()
 
 

@@ -142,9 +142,9 @@ class DLRM(nnx.Module):
         return self.top_l(jnp.concatenate([x, products], 1))[:, 0]
 
 
-def flax_loss(model: nnx.Module, batch: dict[str, jax.Array]) -> jax.Array:
+def jax_loss(model: nnx.Module, batch: dict[str, jax.Array]) -> jax.Array:
     return optax.sigmoid_binary_cross_entropy(predict(model, batch), batch["clicked"])
 
 
-torch_model, flax_model = TorchDLRM, DLRM
+torch_model, jax_model = TorchDLRM, DLRM
 names = {"bot_l.layers": "bot_l", "top_l.layers": "top_l"}

@@ -143,8 +143,8 @@ class ResNet18(nnx.Module):
         return self.fc(x.mean((1, 2)))
 
 
-def flax_loss(model: nnx.Module, batch: dict[str, jax.Array]) -> jax.Array:
+def jax_loss(model: nnx.Module, batch: dict[str, jax.Array]) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(model(batch["image"]), batch["label"])
 
 
-torch_model, flax_model = TorchResNet18, ResNet18
+torch_model, jax_model = TorchResNet18, ResNet18

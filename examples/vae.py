@@ -88,11 +88,11 @@ class VAE(nnx.Module):
         return self.fc4(nnx.relu(self.fc3(code))), mean, log_variance
 
 
-def flax_loss(model: VAE, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+def jax_loss(model: VAE, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
     logits, mean, log_variance = model(batch["x"], batch["noise"])
     error = optax.sigmoid_binary_cross_entropy(logits, batch["x"]).sum(1)
     divergence = 0.5 * (mean**2 + jnp.exp(log_variance) - 1 - log_variance).sum(1)
     return error + divergence, {"divergence": divergence}
 
 
-torch_model, flax_model = TorchVAE, VAE
+torch_model, jax_model = TorchVAE, VAE

@@ -142,9 +142,9 @@ class ViT(nnx.Module):
         return self.head(self.norm(x).mean(1))
 
 
-def flax_loss(model: nnx.Module, batch: dict[str, Array]) -> Array:
+def jax_loss(model: nnx.Module, batch: dict[str, Array]) -> Array:
     return optax.softmax_cross_entropy_with_integer_labels(model(batch["image"]), batch["label"])
 
 
 train_data, test_data = partial(examples, part="train"), partial(examples, part="val")
-torch_model, flax_model = TorchViT, ViT
+torch_model, jax_model = TorchViT, ViT

@@ -137,10 +137,10 @@ def check_weights(name: str, shape: tuple[int, ...], weights: Any) -> None:
     Raises:
         InputError: the shapes differ.
 
-    >>> check_weights("flax_loss", (8,), "accuracy")
+    >>> check_weights("jax_loss", (8,), "accuracy")
     Traceback (most recent call last):
     ...
-    jaxddp.errors.InputError: flax_loss: returns losses (8,) and weights of str; must have one weight for each loss
+    jaxddp.errors.InputError: jax_loss: returns losses (8,) and weights of str; must have one weight for each loss
     """
     given = tuple(getattr(weights, "shape", ()))
     if weights is not None and shape and given != tuple(shape):

@@ -61,7 +61,7 @@ class Tester:
         for prefix, test_set in self._test_sets.items():
             self._stall.doing(f"the test after step {int(state.step)}")
             of_set = means(jax.device_get(self._run.ddp.evaluate_placed(state, test_set)))
-            if self._run.program.get("flax_loss") is None:
+            if self._run.program.get("jax_loss") is None:
                 del of_set["loss"]
             if not math.isfinite(of_set.get("loss", 0.0)):
                 raise NotFiniteError(f"test {prefix}loss is {of_set['loss']} at step {int(state.step)}")

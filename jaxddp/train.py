@@ -149,7 +149,7 @@ def train_alone_or_joined(
                     config,
                     run.ddp.world_size,
                     f"JAX {run.ddp.replicas.devices[0].device_kind}{processes}",
-                    ("flax_optimizer",),
+                    ("jax_optimizer",),
                 ),
                 notes=[
                     *frozen_notes(map(torch_name, run.ddp.frozen_parameters)),

@@ -32,7 +32,7 @@ from jaxddp.tracking.kept_program import program_digest
 from jaxddp.tracking.throughput import Throughput, tokens_in
 from jaxddp.train_run import Run
 
-NEEDED = ("flax_model", "train_data")
+NEEDED = ("jax_model", "train_data")
 
 
 def build(config: TrainerConfig, cluster: Cluster | None = None, program: Program | None = None) -> Run:
@@ -46,7 +46,7 @@ def build(config: TrainerConfig, cluster: Cluster | None = None, program: Progra
     """
     program = program or built_in()
     program.need(
-        *NEEDED, "flax_optimizer" if program.get("flax_step") else "flax_loss", reason=", which jaxddp.train needs"
+        *NEEDED, "jax_optimizer" if program.get("jax_step") else "jax_loss", reason=", which jaxddp.train needs"
     )
     replicas = Replicas(prepare(config.devices, config.platform, cluster))
     config.per_replica_batch_size(replicas.world_size)
@@ -89,14 +89,14 @@ def data_parallel(
     program: Program, config: TrainerConfig, data: RunData, replicas: Replicas, steps_per_epoch: int
 ) -> DataParallel:
     """Return the trainer of the program's JAX side, with the options of `config`."""
-    model = program.get("flax_model")()
+    model = program.get("jax_model")()
     loss_fn = losses_of(program)
     functional = functional_of(model, loss_fn, data.example)
     given: dict[str, Any] = {"replicas": replicas, "dtype": config.dtype, "amp": config.amp, "seed": config.seed}
     given["metrics"] = metrics_of(program)
     total_steps = config.total_steps(steps_per_epoch)
-    optimizer = bound(program.get("flax_optimizer"), total_steps=total_steps, steps_per_epoch=steps_per_epoch)
-    if (step := program.get("flax_step")) is not None:
+    optimizer = bound(program.get("jax_optimizer"), total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+    if (step := program.get("jax_step")) is not None:
         given["replica_step"] = program_step(functional, of_batches(step), optimizer, config.seed)
         return DataParallel(functional, None, loss_fn, **given)
     given["is_logged"] = config.is_logged

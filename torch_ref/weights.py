@@ -38,7 +38,7 @@ def load_weights(
     """
     option = "--weights" if lines is None else "--weights-partial"
     types, tensors = read_types(path, option), load_file(path)
-    convert = lines is None and program is not None and program.get("flax_model")
+    convert = lines is None and program is not None and program.get("jax_model")
     if program is not None and convert and tensors.keys() - module.state_dict().keys():
         tensors = _of_twin(tensors, module, program)
     try:

@@ -10,7 +10,7 @@ def torch_model():
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
 
 
-def flax_model():
+def jax_model():
     rngs = nnx.Rngs(0)
     return nnx.Sequential(nnx.Linear(8, 16, rngs=rngs), nnx.gelu, nnx.Linear(16, 4, rngs=rngs))
 
@@ -19,7 +19,7 @@ def torch_loss(model, batch):
     return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"]).mean()
 
 
@@ -27,7 +27,7 @@ def torch_optimizer(parameters):
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-flax_optimizer = optax.adamw(1e-3)
+jax_optimizer = optax.adamw(1e-3)
 
 
 def batch(step, rank):

@@ -136,11 +136,11 @@ class FlaxNet(nnx.Module):
         return self.fc(x.mean((1, 2)))
 
 
-def flax_model() -> nnx.Module:
+def jax_model() -> nnx.Module:
     return FlaxNet(nnx.Rngs(0))
 
 
-def flax_loss(model: FlaxNet, batch: Mapping[str, jax.Array]) -> jax.Array:
+def jax_loss(model: FlaxNet, batch: Mapping[str, jax.Array]) -> jax.Array:
     logits = model(jnp.moveaxis(batch["image"], 1, -1))
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
 
@@ -151,7 +151,7 @@ def step_decay(step: jax.Array) -> jax.Array:
 
 
 # Decay comes first: torch's SGD adds weight_decay * p to the gradient, before the momentum.
-flax_optimizer = optax.chain(
+jax_optimizer = optax.chain(
     optax.add_decayed_weights(WEIGHT_DECAY, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params)),
     optax.sgd(step_decay, MOMENTUM, nesterov=True),
 )

@@ -11,8 +11,8 @@ from residual_convnet import (  # noqa: F401
     WIDER,
     FlaxNet,
     batch,
-    flax_loss,
-    flax_optimizer,
+    jax_loss,
+    jax_optimizer,
     names,
     torch_loss,
     torch_model,
@@ -21,7 +21,7 @@ from residual_convnet import (  # noqa: F401
 )
 
 
-def flax_model() -> nnx.Module:
+def jax_model() -> nnx.Module:
     rngs = nnx.Rngs(0)
     model = FlaxNet(rngs)
     model.bn = nnx.BatchNorm(CHANNELS, rngs=rngs)  # type: ignore[assignment]

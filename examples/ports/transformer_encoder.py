@@ -139,11 +139,11 @@ class FlaxTagger(nnx.Module):
         return self.head(x)
 
 
-def flax_model() -> nnx.Module:
+def jax_model() -> nnx.Module:
     return FlaxTagger(nnx.Rngs(0))
 
 
-def flax_loss(model: FlaxTagger, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+def jax_loss(model: FlaxTagger, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
     losses = optax.softmax_cross_entropy_with_integer_labels(model(batch["words"]), batch["tags"])
     return losses, batch["words"] != PAD
 
@@ -154,7 +154,7 @@ def flax_warmup(step: jax.Array) -> jax.Array:
 
 
 # The decay must be given: torch's default is 1e-2, optax's 1e-4.
-flax_optimizer = optax.adamw(flax_warmup, weight_decay=WEIGHT_DECAY)
+jax_optimizer = optax.adamw(flax_warmup, weight_decay=WEIGHT_DECAY)
 names = {"layers": "encoder.layers"}
 
 

@@ -1,4 +1,4 @@
-"""transformer_encoder.py with another flax_loss that looks just as plausible.
+"""transformer_encoder.py with another jax_loss that looks just as plausible.
 
     python -m jaxddp.parity examples/ports/transformer_encoder_broken.py
 
@@ -11,8 +11,8 @@ import jax
 from transformer_encoder import (  # noqa: F401
     FlaxTagger,
     batch,
-    flax_model,
-    flax_optimizer,
+    jax_model,
+    jax_optimizer,
     loss_normalization,
     names,
     torch_loss,
@@ -20,9 +20,9 @@ from transformer_encoder import (  # noqa: F401
     torch_optimizer,
     torch_scheduler,
 )
-from transformer_encoder import flax_loss as loss_per_word
+from transformer_encoder import jax_loss as loss_per_word
 
 
-def flax_loss(model: FlaxTagger, sentences: Mapping[str, jax.Array]) -> jax.Array:
+def jax_loss(model: FlaxTagger, sentences: Mapping[str, jax.Array]) -> jax.Array:
     losses, is_word = loss_per_word(model, sentences)
     return (losses * is_word).sum() / is_word.sum()

@@ -38,7 +38,7 @@ def functional_of(
     if isinstance(model, linen.Module):
         return LinenFunctional(model, loss_fn, batch())
     if any(map(_is_variable, jax.tree.leaves(model, is_leaf=_is_variable))):
-        raise InputError(f"flax_model: must return the nnx module itself, not its {type(model).__name__}")
+        raise InputError(f"jax_model: must return the nnx module itself, not its {type(model).__name__}")
     return PlainFunctional(model, loss_fn, constants)
 
 
@@ -65,11 +65,11 @@ def transformation_of(optimizer: Any, model: Any) -> optax.GradientTransformatio
     if isinstance(made, nnx.Optimizer):
         if made.wrt is not nnx.Param:
             raise InputError(
-                f"flax_optimizer: its wrt is {getattr(made.wrt, '__name__', made.wrt)}; must be nnx.Param, with frozen "
+                f"jax_optimizer: its wrt is {getattr(made.wrt, '__name__', made.wrt)}; must be nnx.Param, with frozen "
                 "parameters masked in the optax transformation"
             )
         return made.tx
     if not hasattr(made, "update"):
         kind = type(made).__name__
-        raise InputError(f"flax_optimizer: must return an optax transformation or an nnx.Optimizer, and returns {kind}")
+        raise InputError(f"jax_optimizer: must return an optax transformation or an nnx.Optimizer, and returns {kind}")
     return cast(optax.GradientTransformation, made)

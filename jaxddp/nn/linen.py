@@ -86,13 +86,13 @@ class LinenFunctional:
         given = {name: jnp.asarray(array) for name, array in batch.items()}
         accept(loss_fn, train=True, key=jax.random.key(0))(bound, given)
         if bound.variables is None:
-            raise InputError("flax_loss: never calls the model")
+            raise InputError("jax_loss: never calls the model")
         flat = {name: traverse_util.flatten_dict(tree, sep=".") for name, tree in bound.variables.items()}
         self.params: Params = flat.pop(PARAMS, {})  # in the order of their first use
         collections = {name: collection for collection, arrays in flat.items() for name in arrays}
         self.buffers: Buffers = {name: flat[collections[name]][name] for name in sorted(collections)}
         if sum(map(len, flat.values())) != len(self.buffers) or self.buffers.keys() & self.params.keys():
-            raise InputError("flax_model: two collections hold a variable of the same name")
+            raise InputError("jax_model: two collections hold a variable of the same name")
         paths = {name: tuple(name.split(".")) for name in (*self.params, *self.buffers)}
         self.param_tree = ModelTree({name: paths[name] for name in self.params})
         self.buffer_tree = ModelTree({name: (collections[name], *paths[name]) for name in self.buffers})
@@ -137,7 +137,7 @@ class LinenFunctional:
 
         def function(loss_fn: LossFunction, params: Params, buffers: Buffers, batch: Batch) -> tuple[Sums, Buffers]:
             bound = self.bound(params, buffers)
-            losses = as_losses(loss_fn(bound, batch), "flax_loss")
+            losses = as_losses(loss_fn(bound, batch), "jax_loss")
             assert bound.variables is not None
             new_buffers = self.buffer_tree.flat(bound.variables)
             valid = None if train is None else batch.get("valid")

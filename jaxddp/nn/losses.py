@@ -194,7 +194,7 @@ def sums_of(
     rows_differ = valid is not None and losses.values.shape[:1] != valid.shape
     if not losses.is_mean and (rows_differ or not losses.values.size):
         returned = f"returns {tuple(losses.values.shape)} for {num_examples(batch)} examples"
-        raise InputError(f"flax_loss: {returned}; must be a mean, or have a row for each")
+        raise InputError(f"jax_loss: {returned}; must be a mean, or have a row for each")
     if losses.is_mean and train is False and valid is None:
         valid = jnp.ones(num_examples(batch))
     sums = summed(losses, valid, num_examples(batch) if train else None)

@@ -41,9 +41,9 @@ def placed(
         InputError: `masks` or `amp` is another.
     """
     if amp != "none":
-        raise InputError(f"amp {amp}: casts the layers of a flax.nnx module; cast in flax_loss instead")
+        raise InputError(f"amp {amp}: casts the layers of a flax.nnx module; cast in jax_loss instead")
     if masks not in ("replica", "shared"):
-        raise InputError(f"dropout_masks {masks}: only for a flax.nnx module; draw from `key` by example in flax_loss")
+        raise InputError(f"dropout_masks {masks}: only for a flax.nnx module; draw from `key` by example in jax_loss")
     if train is not None:
         loss_fn = bound(loss_fn, train=train)
 

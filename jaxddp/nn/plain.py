@@ -63,7 +63,7 @@ class PlainTree(TreeMap):
         paths = {name: path for name, path in of_named if name not in left_out}
         for name, path in of_named:
             if paths.get(name, path) != path:
-                raise InputError(f"flax_model: both {path} and {paths[name]} would be called {name}; rename one")
+                raise InputError(f"jax_model: both {path} and {paths[name]} would be called {name}; rename one")
         return cls(paths, {keystr(path): leaf for path, leaf in leaves}, structure)
 
     @property
@@ -127,7 +127,7 @@ class PlainFunctional:
         self._carries = carries_state(loss_fn)
         if self._carries and not (isinstance(model, tuple) and len(model) == 2):
             kind = type(model).__name__
-            raise InputError(f"flax_model: must return (params, state), as flax_loss takes a state, and returns {kind}")
+            raise InputError(f"jax_model: must return (params, state), as jax_loss takes a state, and returns {kind}")
         tree, state = model if self._carries else (model, ())
         leaves = [leaf for part in (tree, state) for leaf in jax.tree_util.tree_flatten_with_path(part)[0]]
         named = {dotted(path): leaf for path, leaf in leaves if _is_array(leaf)}
@@ -138,14 +138,14 @@ class PlainFunctional:
         self.buffers = {name: jnp.asarray(value) for name, value in self.buffer_tree.values.items()}
         if not self.params:
             raise InputError(
-                "flax_model: must return a flax.nnx or flax.linen module, or a tree of arrays (Haiku's parameters, an "
+                "jax_model: must return a flax.nnx or flax.linen module, or a tree of arrays (Haiku's parameters, an "
                 f"Equinox module), not {_kind(model)}"
             )
         if both := sorted(self.params.keys() & self.buffers.keys()):
-            raise InputError(f"flax_model: both a parameter and the state have an array {both[0]}; rename one")
+            raise InputError(f"jax_model: both a parameter and the state have an array {both[0]}; rename one")
         for name, value in {**self.params, **self.buffers}.items():
             if jnp.issubdtype(value.dtype, jnp.complexfloating):
-                raise complex_error("flax_model", name, value.dtype)
+                raise complex_error("jax_model", name, value.dtype)
 
     def gradient_order(self) -> tuple[str, ...]:
         """Return the parameters' names, the last first, as an order of torch's backward pass."""
@@ -184,18 +184,18 @@ class PlainFunctional:
             returned = loss_fn(*arguments, batch)
             if self._carries:
                 returned, buffers = self._loss_and_state(returned)
-            losses, valid = as_losses(returned, "flax_loss"), None if train is None else batch.get("valid")
+            losses, valid = as_losses(returned, "jax_loss"), None if train is None else batch.get("valid")
             return sums_of(losses, valid, train, metrics(*arguments, batch), batch), buffers
 
         return placed(function, loss_fn, train, masks, amp, seed)
 
     def _loss_and_state(self, returned: Any) -> tuple[Any, Buffers]:
         if not (isinstance(returned, tuple) and len(returned) == 2):
-            raise InputError(f"flax_loss: must return (loss, state), and returns {type(returned).__name__}")
+            raise InputError(f"jax_loss: must return (loss, state), and returns {type(returned).__name__}")
         loss, state = returned
         after = self.buffer_tree.flat(state)
         if missing := sorted(self.buffers.keys() - after.keys()):
-            raise InputError(f"flax_loss: must return (loss, state) with all of the state; lacks {', '.join(missing)}")
+            raise InputError(f"jax_loss: must return (loss, state) with all of the state; lacks {', '.join(missing)}")
         return loss, {name: jnp.asarray(value, self.buffers[name].dtype) for name, value in after.items()}
 
 

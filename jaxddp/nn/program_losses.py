@@ -14,21 +14,21 @@ from jaxddp.program.losses import named_metrics
 
 
 def losses_of(program: Program) -> LossFunction:
-    """Return `flax_loss` as a function of a flat batch that returns `Losses`; with a state, (losses, state)."""
-    loss = program.get("flax_loss", _no_loss)
+    """Return `jax_loss` as a function of a flat batch that returns `Losses`; with a state, (losses, state)."""
+    loss = program.get("jax_loss", _no_loss)
     carries = takes(loss) == 3
 
     @wraps(loss)
     def of_flat(*arguments: Any, **named: Any) -> Any:
         returned = loss(*arguments[:-1], rebuilt(arguments[-1]), **named)
-        return returned if carries else as_losses(returned, "flax_loss")
+        return returned if carries else as_losses(returned, "jax_loss")
 
     return of_flat
 
 
 def metrics_of(program: Program) -> Metrics:
-    """Return the metrics of a test: `flax_metrics` or `metrics`, of what `predict` returns for a batch."""
-    name = "flax_metrics" if program.get("flax_metrics") else "metrics"
+    """Return the metrics of a test: `jax_metrics` or `metrics`, of what `predict` returns for a batch."""
+    name = "jax_metrics" if program.get("jax_metrics") else "metrics"
     if (measure := program.get(name)) is None:
         return no_metrics
     (predict,) = program.need("predict", reason=", of whose results metrics are computed")
@@ -42,7 +42,7 @@ def metrics_of(program: Program) -> Metrics:
 
 
 def _no_loss(model: Any, batch: Any) -> jax.Array:
-    """Stand in for the loss of a program with a `flax_step`, whose tests have metrics alone."""
+    """Stand in for the loss of a program with a `jax_step`, whose tests have metrics alone."""
     return jnp.full(num_examples(batch), jnp.nan)
 
 

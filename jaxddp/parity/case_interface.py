@@ -34,7 +34,7 @@ class UnequalBatches(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Raise `InputError`: replicas have no array in common."""
         raise InputError(
-            "flax_step: reads the batch, whose shapes differ between ranks, and replicas are one program; "
+            "jax_step: reads the batch, whose shapes differ between ranks, and replicas are one program; "
             "must only pass it on to loss, or get equal shapes from batch"
         )
 

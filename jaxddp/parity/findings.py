@@ -151,7 +151,7 @@ class Problem:
 
     Attributes:
         side: "torch", "jax" or "port".
-        where: what was being done ("step 3", "flax_model").
+        where: what was being done ("step 3", "jax_model").
         message: one line.
         leads: whether it precedes the differences, because these are of earlier steps.
         frames: lines of the user's code through which an error was raised, the innermost last.
@@ -231,7 +231,7 @@ class Findings:
         beyond: what differs in these trials.
         without_effect: operations of one side that no step exercised.
         intended: what the port means to differ in, of `ASPECTS` and `TRIALS` -> its reason.
-        unseen: stages that the port does not show because its `flax_step` computes them inside.
+        unseen: stages that the port does not show because its `jax_step` computes them inside.
         losses: (torch's, jax's) loss per step, the mean over the replicas, each side running on its own.
         differences: in the order of the stages; empty if equal.
         numerics: stage -> result; empty if float32 was not run.

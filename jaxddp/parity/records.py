@@ -297,7 +297,7 @@ def full_norm(record: Record, stage: str) -> float:
 
 
 def of_loss(record: Record, stage: str) -> Tensors:
-    """Return a local stage as computed from the loss alone, also where a port's `flax_step` shows another.
+    """Return a local stage as computed from the loss alone, also where a port's `jax_step` shows another.
 
     >>> of_loss({"local_loss": {"loss": np.ones(2)}}, "local_loss")
     {'loss': array([1., 1.])}

@@ -233,14 +233,14 @@ class Reporting:
 
 
 def _uncounted(jax: Sequence[Record]) -> list[str]:
-    """Return a sentence if a `flax_step` returns a state with another number of steps than it has taken.
+    """Return a sentence if a `jax_step` returns a state with another number of steps than it has taken.
 
     >>> _uncounted([{"counted": {"step": np.int32(1)}}, {"counted": {"step": np.int32(1)}}])
-    ['flax_step returns step 1 after step 1: return state.step + 1, by which others count.']
+    ['jax_step returns step 1 after step 1: return state.step + 1, by which others count.']
     """
     counts = [int(record["counted"]["step"]) for record in jax if "counted" in record]
     wrong = [pair for pair in enumerate(counts) if pair[1] != pair[0] + 1][:1]
-    says = "flax_step returns step {1} after step {0}: return state.step + 1, by which others count."
+    says = "jax_step returns step {1} after step {0}: return state.step + 1, by which others count."
     return [says.format(*pair) for pair in wrong]
 
 

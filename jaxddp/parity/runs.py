@@ -23,7 +23,6 @@ from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.operations import SourceLine
 from jaxddp.parity.port import Facts
 from jaxddp.parity.port.draws import Draw, DrawnSource, paired
-from jaxddp.parity.port.port import PREFIX
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.progress import DRAW, FLOAT32, FORCED, FREE, Progress
 from jaxddp.parity.records import Lazy, Records, RecordWriter, Scratch, StoredRecord, is_large_model, shapes_of
@@ -142,7 +141,7 @@ class Runs:
         with suppress(ChildError):
             arrays = self._workers.jax.do(NarrowArrays(self.case, self.start))
             (constants,) = self._workers.torch.do(NarrowConstants(self.case.torch_source))
-        line = home_of(Path(self.case.name), "flax_optimizer")
+        line = home_of(Path(self.case.name), "jax_optimizer")
         narrow = [("jax", name, line) for name in arrays] + [("torch", *pair) for pair in constants.items()]
         return tuple(f"{side}'s {name}{'' if at is None else f' ({at})'}" for side, name, at in narrow)
 
@@ -210,7 +209,7 @@ class Runs:
             of_sides: dict[str, tuple[Draws, Draws]] = {"torch": (torch, jax), "jax": (jax, torch)}
             for side, (why, others) in of_sides.items():
                 if isinstance(why, InputError) and isinstance(others, tuple) and others:
-                    self.problems.append(Problem(side, f"{PREFIX[side]}_loss", f"{why}", frames=why.frames))
+                    self.problems.append(Problem(side, f"{side}_loss", f"{why}", frames=why.frames))
             return
         try:
             pairs = paired(torch, jax)

@@ -44,26 +44,26 @@ def workload_of(options: PlanTrainerOptions, program: Program) -> Workload:
 def _of_program(program: Program, config: TrainerConfig, options: PlanTrainerOptions) -> Workload:
     """Return the workload of a run file, or of a port file's JAX side."""
     trains = program.get("train_data") is not None
-    has_data = trains or program.get("batch", program.get("flax_batch")) is not None
-    (make_model, *_) = program.need("flax_model", *([] if has_data else ["train_data"]))
-    if program.get("flax_loss") is None:  # a port file may leave it out, as classifiers do
-        program = dataclasses.replace(program, values={**program.values, "flax_loss": cross_entropy})
+    has_data = trains or program.get("batch", program.get("jax_batch")) is not None
+    (make_model, *_) = program.need("jax_model", *([] if has_data else ["train_data"]))
+    if program.get("jax_loss") is None:  # a port file may leave it out, as classifiers do
+        program = dataclasses.replace(program, values={**program.values, "jax_loss": cross_entropy})
     if trains:
         batch = load_data(program, config).example()
         size = options.batch_size or _share(config, program, options.world_size)
     else:
-        batch = to_arrays(program.get("batch", program.get("flax_batch"))(0, 0), f"{program.name}: batch(0, 0)")
+        batch = to_arrays(program.get("batch", program.get("jax_batch"))(0, 0), f"{program.name}: batch(0, 0)")
         size = options.batch_size or len(next(iter(batch.values())))
     model, loss_fn = make_model(), losses_of(program)
     functional = functional_of(model, loss_fn, lambda: batch)
     title = program.get("title", lambda: Path(program.name).name)()
     if trains and not options.batch_size and size * options.world_size != config.global_batch_size:
         title += f"  ·  global batch {size * options.world_size} in place of {config.global_batch_size}"
-    optimizer = program.get("flax_optimizer")
+    optimizer = program.get("jax_optimizer")
     optimizer = bound(optimizer, total_steps=STEPS, steps_per_epoch=STEPS)
-    if trains and program.get("flax_step") is not None:
-        program.need("flax_optimizer", reason=", which flax_step needs")
-        step: AnyStep = program_step(functional, of_batches(program.get("flax_step")), optimizer)
+    if trains and program.get("jax_step") is not None:
+        program.need("jax_optimizer", reason=", which jax_step needs")
+        step: AnyStep = program_step(functional, of_batches(program.get("jax_step")), optimizer)
     else:
         step = _step(config, functional, loss_fn, None if optimizer is None else transformation_of(optimizer, model))
     # As `python -m jaxddp.train` multiplies: without TF32.

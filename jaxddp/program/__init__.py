@@ -12,8 +12,8 @@ the trainer with the file's values:
 
     def train_data(): return {"x": ..., "y": ...}     # arrays, or anything with a length and items
     def test_data(): return {"x": ..., "y": ...}
-    def flax_model(options): return FlaxNet(options.width, rngs=nnx.Rngs(0))
-    def flax_loss(model, batch): return softmax_cross_entropy(model(batch["x"]), batch["y"]).mean()
+    def jax_model(options): return FlaxNet(options.width, rngs=nnx.Rngs(0))
+    def jax_loss(model, batch): return softmax_cross_entropy(model(batch["x"]), batch["y"]).mean()
     def torch_model(options): return TorchNet(options.width)
     def torch_loss(model, batch): return F.cross_entropy(model(batch["x"]), batch["y"])
 

@@ -1,8 +1,8 @@
 """Call a function of the user's with what it asks for by name.
 
->>> def flax_model(options, width=8):
+>>> def jax_model(options, width=8):
 ...     return options, width
->>> bound(flax_model, options="large", train=True)()
+>>> bound(jax_model, options="large", train=True)()
 ('large', 8)
 """
 

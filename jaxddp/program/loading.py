@@ -24,15 +24,15 @@ MIN_LENGTH, SIMILARITY = 6, 0.85  # least values at which a name counts as a mis
 SYNONYMS = {
     "test_data": ("val_data", "valid_data", "validation_data", "eval_data", "dev_data", "val_dataset", "test_dataset"),
     "train_data": ("train_dataset", "training_data"),
-    **dict.fromkeys(("flax_loss", "torch_loss"), ("loss_fn",)),
+    **dict.fromkeys(("jax_loss", "torch_loss"), ("loss_fn",)),
     **{"epochs": ("num_epochs", "n_epochs", "max_epochs"), "global_batch_size": ("batch_size",)},
     **{"lr": ("learning_rate",), "collate": ("collate_fn",), "clip_grad_norm": ("max_grad_norm", "grad_clip")},
     "accumulation_steps": ("gradient_accumulation_steps", "accumulate_grad_batches"),
 }
 # What an object is for that is no value of a flag.
 ADVICE = {
-    "schedule": "; an Optax schedule goes into flax_optimizer",
-    "optimizer": "; an Optax optimizer is called flax_optimizer",
+    "schedule": "; an Optax schedule goes into jax_optimizer",
+    "optimizer": "; an Optax optimizer is called jax_optimizer",
     "dtype": '; 16 bits are amp = "bf16" or "fp16"',
 }
 PLAIN = (bool, int, float, str, tuple)  # kinds of values that can set a flag
@@ -82,6 +82,7 @@ def built_in() -> Program:
 
 def _program(name: str, values: Mapping[str, Any], module: ModuleType | None = None) -> Program:
     try:
+        _check_former_names(values)
         unused = {} if module is None else _unused(module)
         defaults = _defaults(values, unused)
         _check_spelling(values, unused)
@@ -142,6 +143,13 @@ def _unused(module: ModuleType) -> dict[str, bool]:
     made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     names = {n for n, value in vars(module).items() if not isinstance(value, ModuleType) and not n.startswith("_")}
     return {name: name in made for name in sorted(names - used)}
+
+
+def _check_former_names(values: Mapping[str, Any]) -> None:
+    """Raise if a file has the name that a function or an optimizer had before it was called `jax_...`."""
+    for name in (name for name in NAMES if name.startswith("jax_") and name not in values):
+        if (former := name.replace("jax_", "flax_", 1)) in values:
+            raise InputError(f"{former}: must be called {name}, as the model may be Haiku's or Equinox's too")
 
 
 def _check_spelling(values: Mapping[str, Any], unused: Mapping[str, bool]) -> None:

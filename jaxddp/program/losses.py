@@ -18,7 +18,7 @@ def named_losses(function: str, returned: Any) -> dict[str, Any]:
     Raises:
         InputError: a loss is not a scalar.
 
-    >>> named_losses("torch_step", 2.0), named_losses("flax_step", {"actor": 1.0, "critic": 0.5})
+    >>> named_losses("torch_step", 2.0), named_losses("jax_step", {"actor": 1.0, "critic": 0.5})
     ({'loss': 2.0}, {'actor': 1.0, 'critic': 0.5})
     """
     losses = returned if isinstance(returned, Mapping) else {"loss": returned}

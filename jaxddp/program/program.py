@@ -16,7 +16,7 @@ from jaxddp.scripts import errors_located
 
 # Names of functions, by the side that needs them; "both" holds for either framework.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
-    "jax": ("flax_model", "flax_loss", "flax_step", "flax_batch", "flax_start", "flax_restore", "flax_metrics"),
+    "jax": ("jax_model", "jax_loss", "jax_step", "jax_batch", "jax_start", "jax_restore", "jax_metrics"),
     "torch": ("torch_model", "torch_loss", "torch_step", "torch_batch", "torch_optimizer", "torch_scheduler")
     + ("configure_optimizers", "torch_metrics"),
     "both": ("train_data", "test_data", "augment", "collate", "sampler", "batch", "predict", "metrics", "title")
@@ -24,13 +24,13 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
 }
 # Names of values of any kind, and of functions or objects.
 VALUES = (
-    *("flax_optimizer", "names", "transpose_kernel", "no_twin", "torch_clip_grad_norm", "find_unused_parameters"),
+    *("jax_optimizer", "names", "transpose_kernel", "no_twin", "torch_clip_grad_norm", "find_unused_parameters"),
     *("steps_per_epoch", "total_steps", "restore_at", "intended"),
 )
 NAMES = (*(name for names in FUNCTIONS.values() for name in names), *VALUES)
 OPTIONS = "Options"
-STEPS = ("flax_step", "torch_step")
-OPTIMIZERS = ("flax_optimizer", "torch_optimizer", "configure_optimizers")
+STEPS = ("jax_step", "torch_step")
+OPTIMIZERS = ("jax_optimizer", "torch_optimizer", "configure_optimizers")
 # Flags that a step of the file's replaces, and those that an optimizer of the file's does.
 OF_STEP = (
     *("accumulation_steps", "loss_normalization", "clip_grad_norm", "clip_grad_value", "remat", "ema_decay", "freeze"),
@@ -50,9 +50,9 @@ def read_flags(values: Mapping[str, Any]) -> set[str]:
 def replaced_flags(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the flags that a step or an optimizer of a file's replaces, with its name; those that it reads stay.
 
-    >>> flags = replaced_flags({"flax_optimizer": lambda config: config.lr})
+    >>> flags = replaced_flags({"jax_optimizer": lambda config: config.lr})
     >>> "lr" in flags, flags["momentum"]
-    (False, 'flax_optimizer')
+    (False, 'jax_optimizer')
     """
     replaced: dict[str, str] = {}
     read = read_flags(values)
@@ -73,9 +73,9 @@ class Program:
         options: dataclass of its options; None: it has none.
         path: the file; None: a module or a namespace.
 
-    >>> Program("run.py", {"flax_model": lambda: "a model"}).need("flax_model", "flax_loss")
+    >>> Program("run.py", {"jax_model": lambda: "a model"}).need("jax_model", "jax_loss")
     Traceback (most recent call last):
-    jaxddp.errors.InputError: run.py: has no flax_loss
+    jaxddp.errors.InputError: run.py: has no jax_loss
     """
 
     name: str

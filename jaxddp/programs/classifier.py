@@ -44,14 +44,14 @@ def test_data(config: Any) -> dict[str, Any]:
     return _dataset(config).test
 
 
-def flax_model(config: Any) -> Any:
+def jax_model(config: Any) -> Any:
     """Return the flax.nnx module that `--model` names, sized for the data."""
     from jaxddp import models
 
     return models.build(config, _dataset(config))
 
 
-def flax_loss(model: Any, batch: Any, options: Options, train: bool) -> Any:
+def jax_loss(model: Any, batch: Any, options: Options, train: bool) -> Any:
     """Return the cross entropy and the accuracy, per example."""
     from jaxddp.nn.losses import cross_entropy
 

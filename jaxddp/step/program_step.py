@@ -2,14 +2,14 @@
 
 A module of flax.nnx, or a dictionary of them, and its `nnx.Optimizer`s are changed in place, as torch's are:
 
-    def flax_optimizer(model): return {"actor": nnx.Optimizer(model.actor, optax.adam(1e-3), wrt=nnx.Param), ...}
-    def flax_step(model, optimizers, batch): ...; return {"actor": loss_of_actor, "critic": loss_of_critic}
+    def jax_optimizer(model): return {"actor": nnx.Optimizer(model.actor, optax.adam(1e-3), wrt=nnx.Param), ...}
+    def jax_step(model, optimizers, batch): ...; return {"actor": loss_of_actor, "critic": loss_of_critic}
 
 For any other tree of arrays, the step returns the next state. Each transformation has the name of the branch that it
 updates; a single one may update the full tree:
 
-    flax_optimizer = {"actor": optax.adam(1e-3), "critic": optax.adam(1e-3)}
-    def flax_step(optimizers, state, batch): ...; return next_state, {"actor": ..., "critic": ...}
+    jax_optimizer = {"actor": optax.adam(1e-3), "critic": optax.adam(1e-3)}
+    def jax_step(optimizers, state, batch): ...; return next_state, {"actor": ..., "critic": ...}
 
 Both average gradients with `jax.lax.pmean(gradients, "replica")`, and return each replica's losses. A step that has a
 parameter `key` gets a key, which differs between steps and between replicas.
@@ -86,11 +86,11 @@ class ProgramStep(ABC):
 
 
 def program_step(functional: AnyFunctional, step: Callable[..., Any], optimizers: Any, seed: int = 0) -> ProgramStep:
-    """Return the replica step of a program with a `flax_step`.
+    """Return the replica step of a program with a `jax_step`.
 
     Args:
         functional: pure side of the model.
-        step, optimizers: the program's `flax_step` and `flax_optimizer`.
+        step, optimizers: the program's `jax_step` and `jax_optimizer`.
         seed: seed of the keys that the step may take.
 
     Raises:
@@ -103,11 +103,11 @@ def step_of_form(functional: AnyFunctional, of_module: Any, of_tree: Any, step: 
     """Return the step of a module's form, or of a tree's."""
     if isinstance(functional, Functional):
         if not callable(optimizers):
-            raise InputError("flax_optimizer: must be a function of the model that returns its nnx.Optimizers")
+            raise InputError("jax_optimizer: must be a function of the model that returns its nnx.Optimizers")
         return of_module(functional, step, optimizers)
     if isinstance(functional, PlainFunctional):
         return of_tree(functional, step, optimizers)
-    raise InputError("flax_model: returns a linen module; must return its parameters if there is a flax_step")
+    raise InputError("jax_model: returns a linen module; must return its parameters if there is a jax_step")
 
 
 def keyed(step: Callable[..., Any], seed: int) -> Callable[..., Any]:
@@ -133,7 +133,7 @@ class ModuleStep(ProgramStep):
         self._functional, self._step, self._make = functional, step, make
         made = self.made(functional.params, functional.buffers)
         if not any(isinstance(node, nnx.Optimizer) for _, node in nnx.iter_graph(made)):
-            raise InputError(f"flax_optimizer: must return nnx.Optimizers, and returns {type(made).__name__}")
+            raise InputError(f"jax_optimizer: must return nnx.Optimizers, and returns {type(made).__name__}")
         self._graphdef = nnx.split(made)[0]
 
     def init_optimizers(self, params: Params, buffers: Buffers) -> Any:
@@ -166,7 +166,7 @@ class PlainStep(ProgramStep):
         given: Mapping[str, Any] = {"": optimizers} if self._only else optimizers
         if kinds := [type(one).__name__ for one in given.values() if not hasattr(one, "update")]:
             says = "must be optax transformations by the branch of the model that they update"
-            raise InputError(f"flax_optimizer: {says}, and has {kinds[0]}")
+            raise InputError(f"jax_optimizer: {says}, and has {kinds[0]}")
         self._optimizers = dict(given)
         self._trees = {key: self._tree(key) for key in given}
 
@@ -183,14 +183,14 @@ class PlainStep(ProgramStep):
         nested = replace(state, params=tree.filled(state.params))
         returned = self._step(state.step, optimizers, nested, batch)
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], TrainState)):
-            raise InputError(f"flax_step: must return (state, losses), and returns {type(returned).__name__}")
+            raise InputError(f"jax_step: must return (state, losses), and returns {type(returned).__name__}")
         after, losses = returned
         params = tree.flat(after.params)
         if problems := differences(params, state.params):
-            raise InputError(f"flax_step: must return all params of the state: {listed(problems)}")
+            raise InputError(f"jax_step: must return all params of the state: {listed(problems)}")
         structures: list[Any] = [jax.tree.structure(x) for x in (opt_state, after.opt_state)]
         if structures[0] != structures[1]:
-            raise InputError("flax_step: must return an opt_state like the one it is given")
+            raise InputError("jax_step: must return an opt_state like the one it is given")
         return TrainState(state.step + 1, params, state.buffers, after.opt_state), scalars(losses)
 
     def _tree(self, key: str) -> PlainTree:
@@ -201,14 +201,14 @@ class PlainStep(ProgramStep):
         model = tree.filled(tree.values)
         branch = model.get(key) if isinstance(model, Mapping) else getattr(model, key, None)
         if branch is None:
-            raise InputError(f"flax_optimizer: {key}: must be a branch of what flax_model returns")
+            raise InputError(f"jax_optimizer: {key}: must be a branch of what jax_model returns")
         part = PlainTree.of(branch, is_inexact)
         return replace(part, paths={f"{key}.{name}": path for name, path in part.paths.items()})
 
 
 def scalars(returned: Any) -> Losses:
     """Return the losses of a step by name, as scalars."""
-    losses = named_losses("flax_step", returned)
+    losses = named_losses("jax_step", returned)
     return {name: jnp.asarray(value).reshape(()) for name, value in losses.items()}
 
 

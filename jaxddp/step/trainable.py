@@ -74,7 +74,7 @@ def of_used(gradients: Params, reached: set[str], find_unused_parameters: bool |
         return gradients
     if not find_unused_parameters:
         raise InputError(
-            f"flax_loss: does not depend on {listed(unused, joint=', ')}; freeze these parameters, "
+            f"jax_loss: does not depend on {listed(unused, joint=', ')}; freeze these parameters, "
             "or set find_unused_parameters=True"
         )
     return {name: gradient for name, gradient in gradients.items() if name in reached}

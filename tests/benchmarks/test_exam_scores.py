@@ -22,7 +22,7 @@ MUTANT = Mutant("mine", "jax", Edit("number", 35, 54, 0, 0, 2, "64", "65"))
 FILE, LINE = MUTANT.place
 EQUAL = Report("port.py", 2, 3, "float64", {"update": StageResult(1e-12, (1e-15,))})
 DIFFERENT = replace(EQUAL, differences=(Difference("update", 2, "fc.weight", 0.5, 1e-12),))
-FAILED = replace(EQUAL, problems=(Problem("jax", "flax_loss", "KeyError: 'z'"),))
+FAILED = replace(EQUAL, problems=(Problem("jax", "jax_loss", "KeyError: 'z'"),))
 SCORE = ExamScore(MUTANT.name, "1 -> 2", "silent", "not proved: loss", 1.5)
 
 

@@ -41,7 +41,7 @@ BAD_FILES: list[tuple[str, str, str]] = [
     ("width: int = 4", "width: int", "Options.width: has no default; give it one"),
     ("width: int = 4", "width: object = None", "Options.width: must be bool, int, float, str, Path, Literal, None,"),
     ("@dataclass\nclass Options", "class Options", "Options: must be a dataclass"),
-    ("class Options", "class Sizes", "flax_model takes options, and the file has no dataclass Options"),
+    ("class Options", "class Sizes", "jax_model takes options, and the file has no dataclass Options"),
     ("def train_data():\n    return data(75, 0)", "train_data = 3", "train_data: must be a function, and is int"),
     (DATA, "return 3", "train_data(): must be a dictionary of arrays, or have __len__ and __getitem__, and is int"),
     (DATA, "return {}", "train_data(): must be a dictionary or tuple of arrays"),
@@ -52,7 +52,7 @@ BAD_FILES: list[tuple[str, str, str]] = [
     (
         "return Net(",
         "return (lambda *_: 3)(",
-        "flax_model: must return a flax.nnx or flax.linen module, or a tree",
+        "jax_model: must return a flax.nnx or flax.linen module, or a tree",
     ),
 ]
 METRICS = 'return {"error": abs(outputs - batch["y"])}'
@@ -129,7 +129,7 @@ def test_a_file_cannot_end_the_command_without_a_word(tmp_path: Path, monkeypatc
         in_jax(path, tmp_path / "run")
 
 
-STEP = "def flax_step(model, optimizers, batch): return 1.0\n"
+STEP = "def jax_step(model, optimizers, batch): return 1.0\n"
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ STEP = "def flax_step(model, optimizers, batch): return 1.0\n"
         (
             ("--weight-decay", "0.1"),
             OWN_OPTIMIZERS,
-            "--weight-decay 0.1: has no effect, because {path} has flax_optimizer",
+            "--weight-decay 0.1: has no effect, because {path} has jax_optimizer",
         ),
-        (("--clip-grad-norm", "1"), STEP, "--clip-grad-norm 1.0: has no effect, because {path} has flax_step"),
+        (("--clip-grad-norm", "1"), STEP, "--clip-grad-norm 1.0: has no effect, because {path} has jax_step"),
         (("--widht", "3"), "", "--widht: unknown flag; did you mean --width?"),
         (("--width", "x"), "", "--width x: expected INT"),
         (("extra",), "", "extra: unexpected argument; see --help"),
@@ -184,7 +184,7 @@ def at(index):
 @pytest.mark.parametrize(
     ("change", "flags", "functions"),
     [
-        (SQUARE.replace("return (", "return wrong("), {}, ["flax_loss", "wrong"]),
+        (SQUARE.replace("return (", "return wrong("), {}, ["jax_loss", "wrong"]),
         (SQUARE.replace("(model", "backward(model", 1), {}, ["wrong"]),
         ("return Examples()", {}, ["__getitem__", "at", "wrong"]),
         ("return Examples()", {"data_workers": 1}, ["__getitem__", "at", "wrong"]),
@@ -199,7 +199,7 @@ def test_the_users_frames_come_with_an_error(
     with pytest.raises(InputError, match="ValueError: wrong") as refused:
         train(path, tmp_path / "run", **flags)
     if train is in_torch:
-        functions = [name.replace("flax", "torch") for name in functions]
+        functions = [name.replace("jax", "torch") for name in functions]
     names = [frame.partition(", ")[2].partition(":")[0] for frame in refused.value.frames]
     assert [name for name in names if name in functions][-len(functions) :] == functions
     assert refused.value.frames[-1].endswith('wrong: raise ValueError("wrong")')

@@ -11,7 +11,7 @@ CAPPED = ("return self.fc2(nnx.tanh(self.fc1(x)))", "return jnp.minimum(self.fc2
 OF_TWELVE = ('batch["y"]).mean()', 'batch["y"]).sum() / 12')
 LARGE_HALVED = "__import__('jax').tree.map(lambda x: x * (1 - 0.5 * (abs(x) > {})), u)"
 STEP = """
-def flax_step(loss, optimizer, state, batch):
+def jax_step(loss, optimizer, state, batch):
     import jax, optax
     from jaxddp.state import TrainState
     (value, buffers), local = jax.value_and_grad(loss, has_aux=True)(state.params, state.buffers, batch)
@@ -121,7 +121,7 @@ HAND = (
 
 class TorchNet(""",
 )
-BY_HAND = 'optimizer = "sgd"\n', "import optax\ntorch_optimizer, flax_optimizer = Hand, optax.sgd(0.1)\n"
+BY_HAND = 'optimizer = "sgd"\n', "import optax\ntorch_optimizer, jax_optimizer = Hand, optax.sgd(0.1)\n"
 # Muon takes matrices alone.
 MATRICES = [
     ("Linear(3, 5)", "Linear(3, 5, bias=False)"),

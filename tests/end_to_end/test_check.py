@@ -20,7 +20,7 @@ BATCH_NORM = [
 ]
 MOMENTUM = ("BatchNorm(5)", "BatchNorm(5, momentum=0.9)")
 TORCH_BATCH = ("def batch(step, rank)", "def torch_batch(step, rank)")
-SAME_SHARD = "def flax_batch(step, rank):\n    return torch_batch(step, 0)\n"
+SAME_SHARD = "def jax_batch(step, rank):\n    return torch_batch(step, 0)\n"
 ADAMW = own_optimizers("AdamW(parameters, lr=0.01)", "optax.adamw(0.01, weight_decay=0.01)")
 # A schedule that optax computes in float32.
 FALLING = "def torch_scheduler(optimizer): return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)\n"
@@ -94,7 +94,7 @@ IMAGES = [
     ("(12, 3)", "(12, 2, 4, 5)"),
 ]
 OWN_IMAGES = """
-def flax_batch(step, rank):
+def jax_batch(step, rank):
     found = torch_batch(step, rank)
     return {"image": found["x"].transpose(0, 2, 3, 1), "label": found["y"].astype("int32")}
 """
@@ -161,7 +161,7 @@ IN_OWN_TREE = (
     "{layer: {n: p + updates[layer][n] for n, p in of.items()} for layer, of in state.params.items()}",
 )
 OTHER_STARTS = """
-def flax_start(params, rank):
+def jax_start(params, rank):
     return {**params, "fc2": {**params["fc2"], "kernel": params["fc2"]["kernel"] + 0.25 * rank}}
 """
 
@@ -200,7 +200,7 @@ FALLS = """
 def torch_scheduler(optimizer): return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - 1e-2 * step)
 """
 FORGETS_TO_COUNT = """
-def flax_step(loss, optimizer, state, batch):
+def jax_step(loss, optimizer, state, batch):
     import dataclasses, jax, optax
     (value, buffers), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, state.buffers, batch)
     gradients = jax.lax.pmean(gradients, "replica")
@@ -217,13 +217,13 @@ def test_a_free_run_may_drift_as_far_as_rounding_of_gradients_moves_the_referenc
     report = checked(*SATURATED, more=FALLS + FORGETS_TO_COUNT.replace("COUNT", count))
     assert report.verdict == verdict, report
     assert [(one.stage, one.step) for one in report.differences] == [("params", 2)] * (verdict == "different")
-    assert ("flax_step returns step 0 after step 0" in " ".join(report.idle)) == (verdict == "different")
+    assert ("jax_step returns step 0 after step 0" in " ".join(report.idle)) == (verdict == "different")
     for result in report.stages.values():  # measured: updates differ by 3e-6, and given their gradients by 7e-14
         assert max(result.residuals) <= result.allowed or verdict == "different"
 
 
 RESTORES = """
-def flax_restore(state):
+def jax_restore(state):
     import dataclasses, jax
     return dataclasses.replace(state, CHANGE)
 restore_at = 1
@@ -252,7 +252,7 @@ def test_a_restore_that_changes_the_state_is_named_at_its_line(
     ((difference),) = report.differences
     assert (difference.stage, difference.step) == (stage, 2) and difference.cause is not None, report
     assert difference.cause.names == ("resume_lost_state",) and what in difference.cause.measured
-    assert difference.cause.jax is not None and difference.cause.jax.itself == "def flax_restore(state):"
+    assert difference.cause.jax is not None and difference.cause.jax.itself == "def jax_restore(state):"
 
 
 def test_a_skipped_update_is_no_learning_rate_of_0(checked: Checked) -> None:
@@ -360,26 +360,26 @@ WRONG = {
 }
 
 # What the quoted lines of jax and of torch contain; "": no line of the user's does it.
-OPTIMIZERS = "flax_optimizer = ", "def torch_optimizer("
+OPTIMIZERS = "jax_optimizer = ", "def torch_optimizer("
 LOSSES = "cross_entropy(model(batch", "F.cross_entropy(model(batch"
 LINES = {
     **dict.fromkeys(("decay", "rate"), OPTIMIZERS),
-    "restore": ("def flax_restore(", ""),
+    "restore": ("def jax_restore(", ""),
     "clipping": (OPTIMIZERS[0], "torch_clip_grad_norm = "),
-    "first update of 0": ("flax_optimizer = ", "lr_scheduler.LambdaLR("),
+    "first update of 0": ("jax_optimizer = ", "lr_scheduler.LambdaLR("),
     **dict.fromkeys(("pmean", "sum", "sum of tokens", "psum"), LOSSES),
     **dict.fromkeys(("psum in the step", "sum, hidden"), ("jax.lax.psum(", "")),
-    **dict.fromkeys(("mean of means", "sum in the step", "no mean", "no mean, hidden"), ("def flax_step(", "")),
+    **dict.fromkeys(("mean of means", "sum in the step", "no mean", "no mean, hidden"), ("def jax_step(", "")),
     **dict.fromkeys(("value", "value, hidden"), ("jax.lax.pmean(", "clip_grad_value = ")),
-    "start": ("def flax_start(", ""),
+    "start": ("def jax_start(", ""),
     "attention": ("approximate=True", "F.gelu("),
     "running mean": ("self.bn = BatchNorm(", "self.bn = torch.nn.BatchNorm1d("),
-    "same shard": ("def flax_batch(", "def torch_batch("),
+    "same shard": ("def jax_batch(", "def torch_batch("),
 }
 # What shows a cause that is not planted in the reference.
 MEASURED = {
     "different_start": "the replicas' start differs by 0.25 in fc2.weight",
-    "resume_lost_state": "flax_restore, which must return the state that it is given, changes opt_state",
+    "resume_lost_state": "jax_restore, which must return the state that it is given, changes opt_state",
     "same_shard": "the examples of all 3 steps are torch's with this fault, by their fingerprints",
 }
 

@@ -31,7 +31,7 @@ def test_a_loss_that_raises_is_told_with_its_line(failing: Checked, tmp_path: Pa
     raises = 'raise ValueError("no such loss")'
     message = "{}: ValueError: no such loss"
     for function, side, where in (
-        ("flax_loss(model, batch)", "jax", "flax_model or step 1"),
+        ("jax_loss(model, batch)", "jax", "jax_model or step 1"),
         ("torch_loss(model, batch)", "torch", "torch rank 0, step 1"),
     ):
         report = failing(at_start_of(function, raises))
@@ -47,7 +47,7 @@ def waits(seen: Path) -> str:
     return f"import time\n    while not os.path.exists({str(seen)!r}): time.sleep(0.1)"
 
 
-@pytest.mark.parametrize(("fails", "other"), [("torch", "flax"), ("flax", "torch")])
+@pytest.mark.parametrize(("fails", "other"), [("torch", "jax"), ("jax", "torch")])
 def test_what_fails_on_one_side_is_said_before_the_other_ends(fails: Side, other: Side, tmp_path: Path) -> None:
     """The other side ends once the error was said."""
     seen, lines = tmp_path / "seen", list[str]()
@@ -63,12 +63,12 @@ def test_what_fails_on_one_side_is_said_before_the_other_ends(fails: Side, other
         at_start_of(f"{other}_model()", waits(seen)),
     )
     report = check(port, world_size=1, steps=1, platform="cpu", numerics=False, timeout=TIMEOUT, tell=tell)
-    assert [problem.side for problem in report.problems] == [{"torch": "torch", "flax": "jax"}[fails]]
+    assert [problem.side for problem in report.problems] == [fails]
     assert seen.exists() and sum("no such model" in line for line in lines) == 1
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("function", ["flax_loss(model, batch)", "torch_loss(model, batch)", "flax_model()"])
+@pytest.mark.parametrize("function", ["jax_loss(model, batch)", "torch_loss(model, batch)", "jax_model()"])
 def test_an_error_in_a_module_beside_the_port_is_told_with_its_own_line(
     function: str, failing: Checked, tmp_path: Path
 ) -> None:
@@ -79,7 +79,7 @@ def test_an_error_in_a_module_beside_the_port_is_told_with_its_own_line(
     assert [p.message for p in report.problems] == [f"{tmp_path / module}.py: line 2: KeyError: 'gone'"]
 
 
-JAX, NAMES, FILE, TORCH = "flax_model or step 1", "names", "file", "torch rank 0, the port's file or torch_model"
+JAX, NAMES, FILE, TORCH = "jax_model or step 1", "names", "file", "torch rank 0, the port's file or torch_model"
 SHOWS_OTHERS = step(("{name: every[name] for name in SHOWS}", '{"grads": 0}'))
 LOSES_FC2 = step(("optax.apply_updates(state.params, updates)", '{"fc1": updates["fc1"]}'))
 WIDER = [("nnx.Linear(3, 5", "nnx.Linear(3, 6"), ("nnx.Linear(5, 4", "nnx.Linear(6, 4")]
@@ -91,7 +91,7 @@ UNUSABLE = {
     "kinds": ([KINDS], "", JAX, "names: torch's fc1.bias is a parameter, and jax's fc1.bias is none"),
     "restore": ([], FORGETS_MOMENTS.replace("2", "3"), JAX, "restore_at 3: must be within the run, 1 to 2 for 3 steps"),
     "frozen": ([FROZEN], "clip_grad_norm = 0.5\n", JAX, "torch's norm leaves out fc1.weight, which is frozen"),
-    "shown": ([], SHOWS_OTHERS, JAX, "flax_step: shows grads; known are"),
+    "shown": ([], SHOWS_OTHERS, JAX, "jax_step: shows grads; known are"),
     "params": ([], LOSES_FC2, JAX, "must return all params of the state: missing fc2.bias; missing fc2.kernel"),
     "shapes": (WIDER, "", NAMES, "jax's fc1.kernel (3, 6) cannot be torch's fc1.weight (5, 3);"),
     "names": (RENAMED, "", NAMES, "jax's inner.kernel (3, 5) has no twin in torch"),
@@ -153,7 +153,7 @@ def test_a_batch_in_another_format_is_told_for_both_sides(failing: Checked) -> N
 
 
 OF_FLAX = """
-def flax_batch(step, rank):
+def jax_batch(step, rank):
     found = torch_batch(step, rank)
     return found | {"x": found["x"] + np.random.default_rng().normal()}
 """
@@ -164,7 +164,7 @@ def flax_batch(step, rank):
     ("change", "more", "side", "where"),
     [
         (("np.random.default_rng((step, rank))", "np.random.default_rng()"), "", "torch", "torch rank 0, batch(0, 0)"),
-        (("def batch(", "def torch_batch("), OF_FLAX, "jax", "flax_batch(0, 0)"),
+        (("def batch(", "def torch_batch("), OF_FLAX, "jax", "jax_batch(0, 0)"),
     ],
     ids=["both", "jax"],
 )
@@ -203,10 +203,10 @@ def test_a_port_may_load_its_batches_in_processes_of_its_own(failing: Checked) -
 
 @pytest.mark.large
 def test_a_start_of_something_else_than_the_parameters_is_refused(failing: Checked) -> None:
-    report = failing(more="def flax_start(params, rank): return {}\n")
+    report = failing(more="def jax_start(params, rank): return {}\n")
     (problem,) = report.problems
-    assert (problem.side, problem.where) == ("jax", "flax_start")
-    assert problem.message.startswith("flax_start(params, 0): must return the parameters: missing fc1.bias")
+    assert (problem.side, problem.where) == ("jax", "jax_start")
+    assert problem.message.startswith("jax_start(params, 0): must return the parameters: missing fc1.bias")
     assert report.verdict == "incomplete" and report.stages  # the steps were compared all the same
 
 
@@ -228,7 +228,7 @@ def test_sides_that_hang_are_told_and_leave_nothing_behind(tmp_path: Path, monke
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     sleeps = "time.sleep(1000)"
-    port = write(tmp_path, at_start_of("torch_loss(model, batch)", sleeps), at_start_of("flax_model()", sleeps))
+    port = write(tmp_path, at_start_of("torch_loss(model, batch)", sleeps), at_start_of("jax_model()", sleeps))
     report = check(port, world_size=1, steps=1, platform="cpu", timeout=HANGING)
     assert report.verdict == "incomplete"
     assert report.problems == (Problem("torch", "torch rank 0, torch_loss", f"no answer for {HANGING:.0f} s"),)
@@ -259,7 +259,7 @@ def test_sides_that_die_are_told_and_the_workers_go_on(failing: Checked) -> None
     # Without torch's weights, which are drawn beside the types of its optimizer, jax does not begin.
     assert report.problems == (Problem("torch", "torch rank 0, torch_optimizer", "ended with exit code 3"),)
     report = failing(own_optimizers("SGD(parameters, lr=0.1)", dying))
-    assert report.problems == (Problem("jax", "flax_optimizer", "ended with exit code 3"),)
+    assert report.problems == (Problem("jax", "jax_optimizer", "ended with exit code 3"),)
     assert failing().verdict == "equal"
 
 
@@ -275,7 +275,7 @@ def test_sides_that_die_are_told_and_the_workers_go_on(failing: Checked) -> None
     }.items(),
 )
 def test_what_a_loss_does_to_its_process_is_told_in_a_line(deed: str, told: str, failing: Checked) -> None:
-    report = failing(at_start_of("flax_loss(model, batch)", f"import sys; {deed}"))
+    report = failing(at_start_of("jax_loss(model, batch)", f"import sys; {deed}"))
     assert report.verdict == "incomplete"
     assert [(problem.side, problem.message.endswith(told)) for problem in report.problems] == [("jax", True)]
 
@@ -288,7 +288,7 @@ def test_a_loss_that_prints_and_starts_processes_is_compared_and_leaves_nothing(
         "subprocess.Popen(['sleep', '1000'], start_new_session=True)",
         "os.chdir('/')",
     )
-    changes = [at_start_of("flax_loss(model, batch)", "\n    ".join(deeds))]
+    changes = [at_start_of("jax_loss(model, batch)", "\n    ".join(deeds))]
     report = check(write(tmp_path, *changes), world_size=1, steps=2, platform="cpu", timeout=TIMEOUT)
     assert (report.verdict, report.problems) == ("equal", ())
     assert children() == before

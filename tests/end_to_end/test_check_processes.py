@@ -83,7 +83,7 @@ def test_micro_batches_have_the_gradients_of_one_process(two: Workers, workers: 
 @pytest.mark.large
 def test_an_error_in_one_process_ends_the_check_and_the_next_one_runs(of_two: Checked) -> None:
     began = time.monotonic()
-    report = of_two(at_start_of("flax_loss(model, batch)", f"import jax; {OF_A_PROCESS}"), more=step())
+    report = of_two(at_start_of("jax_loss(model, batch)", f"import jax; {OF_A_PROCESS}"), more=step())
     assert report.verdict == "incomplete"
     assert any("only here" in problem.message for problem in report.problems), report.problems
     assert time.monotonic() - began < 60

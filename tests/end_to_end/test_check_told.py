@@ -32,7 +32,7 @@ ANOTHER = 'type("Another", (torch.optim.SGD,), {})(parameters, lr=0.1)'
 RATE_OF_ANOTHER = OTHER_RATE[0], OTHER_RATE[1].replace("torch.optim.SGD(parameters, lr=0.1)", ANOTHER)
 BATCH = ("def batch(", "def torch_batch(")
 ROLLED = """
-def flax_batch(step, rank):
+def jax_batch(step, rank):
     found = torch_batch(step, rank)
     return {**found, "y": np.roll(found["y"], 2 * rank)}
 """
@@ -121,7 +121,7 @@ def test_a_table_that_crosses_two_layers_is_told_beside_the_difference(checked: 
 def test_an_optimizer_that_cannot_be_replayed_leaves_a_step_of_ones_own_unjudged(checked: Checked) -> None:
     lion = own_optimizers("SGD and type('Lion', (torch.optim.SGD,), {})(parameters, lr=0.01)", "optax.lion(0.01)")
     report = checked(lion, more=step())
-    assert any("the optimizer of a flax_step is judged if torch.optim has it" in p.message for p in report.problems)
+    assert any("the optimizer of a jax_step is judged if torch.optim has it" in p.message for p in report.problems)
     assert report.verdict == "different"  # the run by itself shows it
 
 

@@ -12,7 +12,7 @@ from tests.support.small_port import Change, own_optimizers, step, write
 
 SUMMED: Change = ('batch["y"]).mean()', 'batch["y"]).sum()')
 DECAYED = own_optimizers("AdamW(parameters, lr=0.01)", "optax.adamw(0.01, weight_decay=0.1)")
-FAILS: Change = ("def flax_model():", 'def flax_model():\n    raise ValueError("no such model")')
+FAILS: Change = ("def jax_model():", 'def jax_model():\n    raise ValueError("no such model")')
 
 
 def difference_in(stage: str, differences: tuple[Difference, ...]) -> Difference:

@@ -45,7 +45,7 @@ OWN_KEY = (
     'cross_entropy(model(batch["x"]), batch["y"]).mean()',
     'cross_entropy(model(batch["x"], rngs={"dropout": jax.random.key(3)}), batch["y"]).mean()',
 )
-IMPORTS_JAX = ("def flax_loss(model, batch):\n", "def flax_loss(model, batch):\n    import jax\n")
+IMPORTS_JAX = ("def jax_loss(model, batch):\n", "def jax_loss(model, batch):\n    import jax\n")
 WANTS_A_KEY = [
     ("linen.Dropout(0.25, deterministic=False)(x)", 'x + 0 * jax.random.key_data(self.make_rng("noise"))[0]'),
     ("from flax import linen", "import jax\n    from flax import linen"),
@@ -114,7 +114,7 @@ WITHIN_JIT = (
 
 ACCUMULATES = """
 accumulation_steps = 2
-def flax_step(loss, optimizer, state, batch):
+def jax_step(loss, optimizer, state, batch):
     import jax, optax
     from jaxddp.state import TrainState
     def add(before, micro_batch):
@@ -182,7 +182,7 @@ def test_a_step_that_does_not_hand_on_the_batch_is_told_so(checked: Checked) -> 
     assert loses[0] in ACCUMULATES
     report = checked(*DROPOUT, more=ACCUMULATES.replace(*loses))
     messages = [problem.message for problem in report.problems]
-    assert messages == ["flax_step: must give the loss all entries of the batch, with their shapes"]
+    assert messages == ["jax_step: must give the loss all entries of the batch, with their shapes"]
 
 
 SCALED_BY_HALF = ("self.drop(nnx.tanh(self.fc1(x)))", "self.drop(nnx.tanh(self.fc1(x))) / 2")

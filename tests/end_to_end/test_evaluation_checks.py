@@ -93,7 +93,7 @@ def test_a_torch_model_that_always_trains_is_named(evaluated: Evaluated) -> None
 
 def test_outputs_that_do_not_depend_on_the_weights_are_named(evaluated: Evaluated) -> None:
     begin = "    params, state, batch = arguments\n"
-    says = cause_of(evaluated(PLAIN, (begin, f"{begin}    params, state = flax_model()\n")))
+    says = cause_of(evaluated(PLAIN, (begin, f"{begin}    params, state = jax_model()\n")))
     assert "depend on none of the weights" in says
 
 
@@ -122,7 +122,7 @@ def torch_metrics(logits, batch):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("body", [BY_SIZE, OF_MEANS], ids=["size", "means"])
 def test_metrics_are_averaged_over_the_examples_as_the_trainers_do(evaluated: Evaluated, body: str) -> None:
-    report = evaluated(NNX, (METRICS, f"def flax_metrics(logits, batch):\n{body}{METRICS}"))
+    report = evaluated(NNX, (METRICS, f"def jax_metrics(logits, batch):\n{body}{METRICS}"))
     detail = cause_of(report)
     assert of(report).tensor == "accuracy" and ("only the last batch" in detail) == (body == BY_SIZE)
 
@@ -135,7 +135,7 @@ def test_a_metric_that_the_trainers_padding_changes_is_named(evaluated: Evaluate
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["predict", "metrics"])
 def test_what_raises_on_one_side_is_not_compared_and_changes_no_verdict(evaluated: Evaluated, name: str) -> None:
-    alone = f'def flax_metrics(logits, batch):\n    return batch["z"]\n\n\n{METRICS}'
+    alone = f'def jax_metrics(logits, batch):\n    return batch["z"]\n\n\n{METRICS}'
     report = evaluated(NNX, in_jax('return batch["z"]') if name == "predict" else (METRICS, alone))
     assert (report.verdict, of(report).verdict) == ("equal", "not compared")
     assert f"Not compared in evaluation: {name}" in of(report).says[0] and "KeyError: 'z'" in of(report).says[0]
@@ -186,7 +186,7 @@ def torch_metrics(logits, batch):
     return {"noise": logits[:, 0] * 0.1 / 0.1 > logits[:, 0]}
 
 
-def flax_metrics(logits, batch):
+def jax_metrics(logits, batch):
     return {"noise": logits[:, 0] * 0.3 / 0.3 > logits[:, 0]}
 """
 
@@ -222,7 +222,7 @@ def test_losses_of_a_port_without_an_evaluation_are_compared_in_evaluation_mode(
 @pytest.mark.large
 def test_a_port_that_gives_its_modes_by_hand_has_no_row(evaluated: Evaluated) -> None:
     of_linen = ("train=train", "train=True")
-    of_nnx = ("def flax_loss(model, batch):\n", "def flax_loss(model, batch):\n    model.train()\n")
+    of_nnx = ("def jax_loss(model, batch):\n", "def jax_loss(model, batch):\n    model.train()\n")
     for text, change in ((LINEN, of_linen), (NNX, of_nnx)):
         report = evaluated(text, change, more=NONE)
         assert report.verdict == "equal" and "evaluation" not in report.aspects

@@ -36,7 +36,7 @@ def loss(model: Any, batch: Any) -> jax.Array:
 
 
 def test_checkpoints_before_the_first_test_hold_a_mask_and_a_plateau(tmp_path: Path) -> None:
-    program = SimpleNamespace(train_data=examples, test_data=examples, flax_model=Attention, flax_loss=loss)
+    program = SimpleNamespace(train_data=examples, test_data=examples, jax_model=Attention, jax_loss=loss)
     flags: dict[str, Any] = {"global_batch_size": 8, "schedule": "plateau", "platform": "cpu", "steps_per_dispatch": 1}
     whole = run(program, epochs=2, **flags)
     output = str(tmp_path / "run")

@@ -37,7 +37,7 @@ def test_the_same_distribution_is_equal(failing: Checked) -> None:
 
 @pytest.mark.large
 def test_a_port_that_refuses_other_seeds_is_equal_and_its_initialisation_not_compared(failing: Checked) -> None:
-    for function, side in (("torch_model()", "torch"), ("flax_model()", "jax")):
+    for function, side in (("torch_model()", "torch"), ("jax_model()", "jax")):
         report = failing(at_start_of(function, SEEDED), quick=False)
         assert report.verdict == "equal" and not report.problems
         (says,) = report.aspects["initialisation"].says

@@ -94,11 +94,11 @@ class Sum(torch.nn.Module):
 
 torch_model = Sum
 torch_loss = lambda model, batch: (model(batch["x"]) ** 2).mean()
-flax_model = lambda: {{"w": {{str(i): np.zeros(3) for i in range({PARAMETERS})}}}}
+jax_model = lambda: {{"w": {{str(i): np.zeros(3) for i in range({PARAMETERS})}}}}
 optimizer, lr = "sgd", 1e-4
 batch = lambda step, rank: {{"x": np.random.default_rng((step, rank)).normal(size=(8, 3))}}
 
-def flax_loss(params, batch):
+def jax_loss(params, batch):
     weights = jnp.stack([params["w"][str(i)] for i in range({PARAMETERS})])
     return ((weights.sum(0) * batch["x"]).sum(-1) ** 2).SCALED.mean()
 """

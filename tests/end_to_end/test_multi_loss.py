@@ -21,7 +21,7 @@ from tests.support.trajectories import drawn
 WORLD_SIZE, STEPS = 2, 3
 Checked = Callable[..., Report]
 
-JITTED = ("def flax_step(model", "from flax import nnx\n@nnx.jit\ndef flax_step(model")
+JITTED = ("def jax_step(model", "from flax import nnx\n@nnx.jit\ndef jax_step(model")
 SCHEDULED = [
     ("    return {\n", "    made = {\n"),
     (
@@ -139,7 +139,7 @@ def test_gradients_of_a_pass_within_no_sync_are_each_replicas_own(first: str, ve
 # Fault of one of two optimizers -> how the lines begin that make it, in jax and in torch.
 OPTIMIZERS = {
     "eps_value": ('"actor": optax.adam(1e-2, eps=1e-6)', '"actor": torch.optim.Adam('),
-    "nesterov": ("flax_optimizer = {", '"critic": torch.optim.SGD('),
+    "nesterov": ("jax_optimizer = {", '"critic": torch.optim.SGD('),
     "lr_scaled": ('"critic": optax.sgd(0.05, momentum=0.9)', '"critic": torch.optim.SGD('),
 }
 
@@ -244,13 +244,13 @@ def test_what_has_no_name_is_located(
         (
             [(UPDATES, f"        optimizers[name].update(model[name], gradients)\n{UPDATES}")],
             MODULES,
-            "flax_step: updates actor.fc1.bias twice",
+            "jax_step: updates actor.fc1.bias twice",
         ),
         ([("opt_state=opt_state)", "opt_state={})")], TREES, "must return an opt_state like the one it is given"),
         (
-            [('flax_optimizer = {"actor"', 'flax_optimizer = {"policy"')],
+            [('jax_optimizer = {"actor"', 'jax_optimizer = {"policy"')],
             TREES,
-            "flax_optimizer: policy: must be a branch of what flax_model returns",
+            "jax_optimizer: policy: must be a branch of what jax_model returns",
         ),
         (
             [("def configure_optimizers", "clip_grad_norm = 0.1\ndef configure_optimizers")],
@@ -291,8 +291,8 @@ def torch_step(model, optimizer, batch):
         loss.backward()
     optimizer.step()
     return loss
-flax_optimizer = {}
-def flax_step(optimizers, state, batch): ...
+jax_optimizer = {}
+def jax_step(optimizers, state, batch): ...
 """
 
 
@@ -302,7 +302,7 @@ def test_gradients_are_averaged_as_ddp_averages_them(tmp_path: Path) -> None:
         tmp_path, small_port.own_optimizers("SGD(parameters, lr=0.1, momentum=0.9)", "optax.sgd(0.1, momentum=0.9)")
     )
     (tmp_path / "step").mkdir()
-    text = ddp.read_text().replace("def torch_loss", "def _torch_loss").replace("def flax_loss", "def _flax_loss")
+    text = ddp.read_text().replace("def torch_loss", "def _torch_loss").replace("def jax_loss", "def _jax_loss")
     text = text.replace("def torch_optimizer", "def _torch_optimizer")
     (step := tmp_path / "step" / "port.py").write_text(text + AS_STEP)
     cases = [PortCase(PortFile(str(path)), WORLD_SIZE, STEPS) for path in (ddp, step)]

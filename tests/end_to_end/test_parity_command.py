@@ -21,7 +21,7 @@ from jaxddp.parity.report.json_form import from_json, to_json
 from jaxddp.parity.stopping import Stop, Stopped
 from tests.support.small_port import RENAMED, own_optimizers, write
 
-SIDES = ("torch", "flax")
+SIDES = ("torch", "jax")
 FEW = ["--steps", "2", "--world-size", "1", "--platform", "cpu"]
 
 
@@ -283,10 +283,10 @@ def test_an_error_of_a_port_is_printed_with_the_users_frames_and_with_traceback_
 
 def test_missing_names_are_listed_all_at_once_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     port, page = tmp_path / "port.py", tmp_path / "page.html"
-    port.write_text("def torch_model(): ...\ndef flax_batch(step, rank): ...\n")
+    port.write_text("def torch_model(): ...\ndef jax_batch(step, rank): ...\n")
     assert exit_code(port, *FEW, "--report", page) == 2
     printed = capsys.readouterr()
     (line,) = (line for line in printed.err.splitlines() if "  ·  " not in line)  # progress, each 30 s
-    names = "flax_model, torch_loss, flax_loss, torch_batch, optimizer (or torch_optimizer and flax_optimizer)"
+    names = "jax_model, torch_loss, jax_loss, torch_batch, optimizer (or torch_optimizer and jax_optimizer)"
     assert line == f"error: {port}: has no {names}"
-    assert printed.out == f"report: {page}\n" and "has no flax_model" in page.read_text()
+    assert printed.out == f"report: {page}\n" and "has no jax_model" in page.read_text()

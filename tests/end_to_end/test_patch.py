@@ -165,7 +165,7 @@ def made(line: str) -> Change:
 # Changes of a port, and of how many tensors the patch is; "": there is none.
 INITIALISERS: dict[str, tuple[tuple[Change, ...], str]] = {
     "jax imported where the layers do not see it": (
-        (("def flax_loss(model, batch):\n", "def flax_loss(model, batch):\n    import jax\n"),),
+        (("def jax_loss(model, batch):\n", "def jax_loss(model, batch):\n    import jax\n"),),
         "2 of 4 tensors",
     ),
     "layers that are initialised otherwise": (
@@ -268,7 +268,7 @@ class Shifted:
         found = torch_batch(step, rank)
         return found | {"y": np.roll(found["y"], -1)}
 
-flax_batch = Shifted()
+jax_batch = Shifted()
 """
     report = patched(write(tmp_path, ("def batch(", "def torch_batch("), more=shifted), single)
     (patch,) = [one.patch for one in report.differences]

@@ -69,8 +69,8 @@ class Net(nnx.Module):
         x = x + self.proj(jax.nn.dot_product_attention(q, k, v).reshape(b, t, c))
         return x + self.down(jax.nn.gelu(self.up(self.n2(x))))
 
-def flax_model(): return Net(nnx.Rngs(0))
-def flax_loss(model, batch): return (model(batch["x"]) ** 2).mean()
+def jax_model(): return Net(nnx.Rngs(0))
+def jax_loss(model, batch): return (model(batch["x"]) ** 2).mean()
 def batch(step, rank): return {{"x": np.ones((4, 32, 32, 3), "f4")}}
 """)
     printed = python("-m", "jaxddp.plan", program, "--gpus", "8", "--no-largest-batch").stdout

@@ -5,8 +5,8 @@ import pytest
 from tests.support.checks import Checked
 from tests.support.small_port import PORT, Change, own_optimizers, replaced, step
 
-MODEL = PORT[PORT.index("def flax_model") : PORT.index("def torch_loss")]
-LOSS = PORT[PORT.index("def flax_loss") : PORT.index("def batch")]
+MODEL = PORT[PORT.index("def jax_model") : PORT.index("def torch_loss")]
+LOSS = PORT[PORT.index("def jax_loss") : PORT.index("def batch")]
 
 # A registered dataclass: the arrays are leaves beside a function, a number and a static field.
 EQUINOX = """
@@ -32,11 +32,11 @@ class FlaxNet:
     def __call__(self, x):
         return self.fc2(self.act(self.fc1(x))) * self.scale
 
-def flax_model():
+def jax_model():
     zeros = jax.numpy.zeros
     return FlaxNet(Linear(zeros((5, 3)), zeros(5), 3), Linear(zeros((4, 5)), zeros(4), 5), jax.numpy.tanh)
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     return cross_entropy(jax.vmap(model)(batch["x"]), batch["y"]).mean()
 
 """
@@ -44,12 +44,12 @@ HAIKU = """
 import jax
 from optax import softmax_cross_entropy_with_integer_labels as cross_entropy
 
-def flax_model():
+def jax_model():
     zeros = jax.numpy.zeros
     of_sizes = {"net/~/linear_1": (3, 5), "net/~/linear": (5, 4)}
     return {name: {"w": zeros(shape), "b": zeros(shape[1])} for name, shape in of_sizes.items()}
 
-def flax_loss(params, batch):
+def jax_loss(params, batch):
     one, two = params["net/~/linear_1"], params["net/~/linear"]
     return cross_entropy(jax.numpy.tanh(batch["x"] @ one["w"] + one["b"]) @ two["w"] + two["b"], batch["y"]).mean()
 
@@ -61,12 +61,12 @@ import jax
 from jax import numpy as jnp
 from optax import softmax_cross_entropy_with_integer_labels as cross_entropy
 
-def flax_model():
+def jax_model():
     fc1, fc2 = ({"w": jnp.zeros(shape), "b": jnp.zeros(shape[1])} for shape in ((3, 5), (5, 4)))
     bn = {"scale": jnp.ones(5), "offset": jnp.zeros(5)}
     return {"fc1": fc1, "bn": bn, "fc2": fc2}, {"bn": {"mean": jnp.zeros(5), "var": jnp.ones(5), "steps": jnp.int32(0)}}
 
-def flax_loss(params, state, batch):
+def jax_loss(params, state, batch):
     fc1, bn, fc2 = params["fc1"], params["bn"], params["fc2"]
     x = batch["x"] @ fc1["w"] + fc1["b"]
     mean, var = x.mean(0), x.var(0)
@@ -178,7 +178,7 @@ def configure_optimizers(model):
     optimizer = torch.optim.AdamW(groups, lr=0.01)
     return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
 
-def flax_optimizer(model):
+def jax_optimizer(model):
     import optax
     from flax import nnx
     rate = optax.exponential_decay(0.01, 1, 0.5)
@@ -202,7 +202,7 @@ def test_optimizers_of_the_model_are_compared(checked: Checked) -> None:
 @pytest.mark.parametrize(
     ("change", "side", "message"),
     [
-        (("wrt=nnx.Param", "wrt=nnx.Variable"), "jax", "flax_optimizer: its wrt is Variable; must be nnx.Param"),
+        (("wrt=nnx.Param", "wrt=nnx.Variable"), "jax", "jax_optimizer: its wrt is Variable; must be nnx.Param"),
         (
             ("def configure_optimizers(model)", "def torch_optimizer(model)"),
             "torch",

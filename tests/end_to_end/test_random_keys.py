@@ -34,26 +34,26 @@ def batch(step, rank):
     return {"x": rng.normal(size=(8, 5)), "y": rng.normal(size=(8, 5))}
 
 torch_optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
-flax_optimizer = optax.sgd(0.1)
+jax_optimizer = optax.sgd(0.1)
 
 def dropped(key, x):
     return jnp.where(jax.random.bernoulli(key, 0.75, x.shape), x / 0.75, 0)
 """
 # Two draws whose keys are `one` and `two`, in a loss on a dictionary of arrays.
 PLAIN = """
-def flax_model():
+def jax_model():
     return {{"mix": np.zeros((5, 5))}}
 {before}
-def flax_loss(params, batch{asks}):
+def jax_loss(params, batch{asks}):
     one, two = {keys}
     y = dropped(two, dropped(one, batch["x"]) @ params["mix"])
     return jnp.abs(y - batch["y"]).mean()
 """
 STATE = """
-def flax_model():
+def jax_model():
     return {{"mix": np.zeros((5, 5))}}, {{"step": np.zeros((), np.int32)}}
 
-def flax_loss(params, state, batch):
+def jax_loss(params, state, batch):
     one, two = jax.random.split(jax.random.fold_in(jax.random.key(1), {number}))
     y = dropped(two, dropped(one, batch["x"]) @ params["mix"])
     return jnp.abs(y - batch["y"]).mean(), {{"step": state["step"] + 1}}
@@ -66,10 +66,10 @@ class Net(linen.Module):
         drop = linen.Dropout(0.25, deterministic=False)
         return drop(drop(x) @ self.param("mix", linen.initializers.normal(), (5, 5)))
 
-def flax_model():
+def jax_model():
     return Net()
 
-def flax_loss(model, batch, key):
+def jax_loss(model, batch, key):
     return jnp.abs(model(batch["x"], rngs={"dropout": key}) - batch["y"]).mean()
 """
 NNX = """
@@ -81,10 +81,10 @@ class Net(nnx.Module):
     def __call__(self, x):
         return self.last(self.first(x) @ self.mix[...])
 
-def flax_model():
+def jax_model():
     return Net(nnx.Rngs(0))
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     return jnp.abs(model(batch["x"]) - batch["y"]).mean()
 """
 

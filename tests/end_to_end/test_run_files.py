@@ -43,7 +43,7 @@ from jaxddp import optim
 from torch_ref.optim import param_groups
 
 
-def flax_optimizer():
+def jax_optimizer():
     return optim.grouped({"fc1.weight": None, "*.bias": optim.sgd(0.1), "*": optim.sgd(0.05, weight_decay=0.1)})
 
 
@@ -134,12 +134,12 @@ class Plain(eqx.Module):
         return self.fc2(jnp.tanh(self.fc1(x)))[:, 0]
 
 
-def flax_model(options):
+def jax_model(options):
     def layer(rows, columns): return Linear(jnp.zeros((rows, columns)), jnp.zeros(columns))
     return Plain(layer(3, options.width), layer(options.width, 1))
 """
 TREE = """
-def flax_model(options):
+def jax_model(options):
     def layer(rows, columns): return {"kernel": jnp.zeros((rows, columns)), "bias": jnp.zeros(columns)}
     return {"fc1": layer(3, options.width), "fc2": layer(options.width, 1)}
 
@@ -151,7 +151,7 @@ def predict(model, batch):
     return (hidden @ model["fc2"]["kernel"] + model["fc2"]["bias"][None])[:, 0]
 
 
-def flax_loss(model, batch, train, key):
+def jax_loss(model, batch, train, key):
     assert key.shape == () and train in (True, False)
     return ((predict(model, batch) - batch["y"]) ** 2).mean()
 """
@@ -167,7 +167,7 @@ class OfLinen(linen.Module):
         return linen.Dense(1, name="fc2")(jnp.tanh(linen.Dense(self.width, name="fc1")(x)))[:, 0]
 
 
-def flax_model(options):
+def jax_model(options):
     return OfLinen(options.width)
 """
 
@@ -185,7 +185,7 @@ def test_options_are_flags_and_flags_override_the_file(tmp_path: Path, capsys: p
     program, config = cli.program_and_flags([path, "--width", "7", "--lr", "0.1"], TrainerConfig, "train")
     assert program.path == Path(path)
     assert (config.epochs, config.global_batch_size, config.optimizer, config.lr) == (2, 16, "sgd", 0.1)
-    assert program.bound(config).get("flax_model")().fc1.kernel.shape == (3, 7)
+    assert program.bound(config).get("jax_model")().fc1.kernel.shape == (3, 7)
     with pytest.raises(SystemExit):
         cli.program_and_flags(["--help", path], TrainerConfig, "train")
     shown = capsys.readouterr().out
@@ -213,9 +213,9 @@ def test_one_side_suffices_for_its_trainer(tmp_path: Path) -> None:
     in_jax(jax_only, tmp_path / "jax", epochs=1)
     with pytest.raises(InputError, match=r"run\.py: has no torch_model, which torch_ref\.train needs$"):
         in_torch(jax_only, tmp_path / "torch")
-    torch_only = write(tmp_path, ("def flax_model", "def nothing"), name="torch_only.py")
+    torch_only = write(tmp_path, ("def jax_model", "def nothing"), name="torch_only.py")
     in_torch(torch_only, tmp_path / "torch", epochs=1)
-    with pytest.raises(InputError, match=r"torch_only\.py: has no flax_model, which jaxddp\.train needs$"):
+    with pytest.raises(InputError, match=r"torch_only\.py: has no jax_model, which jaxddp\.train needs$"):
         in_jax(torch_only, tmp_path / "other")
 
 
@@ -230,7 +230,7 @@ def test_program_of_takes_modules_and_mappings() -> None:
     ("names", "flags"),
     [
         ({"train_data": dict}, {"optimizer": "sgd", "lr": 0.1, "ema_decay": 0.9, "clip_grad_norm": 1.0}),
-        ({"train_data": dict, "flax_optimizer": dict}, {"optimizer": "sgd", "ema_decay": 0.9, "clip_grad_norm": 1.0}),
+        ({"train_data": dict, "jax_optimizer": dict}, {"optimizer": "sgd", "ema_decay": 0.9, "clip_grad_norm": 1.0}),
         ({"train_data": dict, "torch_step": dict}, {"optimizer": "sgd", "lr": 0.1, "clip_grad_norm": 1.0}),
         ({"batch": dict}, {"optimizer": "sgd", "clip_grad_norm": 1.0}),
     ],
@@ -252,7 +252,7 @@ def test_a_state_without_a_twin_starts_from_the_models_own_values(tmp_path: Path
 no_twin = ("counter.mean",)
 
 
-def flax_model(options):
+def jax_model(options):
     def layer(rows, columns): return {"kernel": jnp.zeros((rows, columns)), "bias": jnp.zeros(columns)}
     params = {"fc1": layer(3, options.width), "fc2": layer(options.width, 1)}
     return params, {"counter": {"steps": jnp.int32(7), "mean": jnp.ones(3)}}
@@ -262,7 +262,7 @@ def predict(params, state, batch):
     return tree_predict(params, batch)
 
 
-def flax_loss(params, state, batch):
+def jax_loss(params, state, batch):
     return ((predict(params, state, batch) - batch["y"]) ** 2).mean(), state
 
 

@@ -26,7 +26,7 @@ CHANGES = {
     "    width: int = 4\n": OPTIONS,
     "def train_data():\n": "def train_data(options):\n    assert isinstance(options.folder, Path), options\n",
     "def torch_model(options):\n": "def torch_model(options):\n    assert type(options.scales) is list\n",
-    "def flax_model(options, config):\n": "def flax_model(options, config):\n    assert type(options.scales) is list\n",
+    "def jax_model(options, config):\n": "def jax_model(options, config):\n    assert type(options.scales) is list\n",
 }
 SCALING = """
 SCALES = [2.0]

@@ -95,14 +95,14 @@ def torch_step(model, optimizers, batch):
     return loss
 
 
-def flax_optimizer(model):
+def jax_optimizer(model):
     rate = optim.schedules.multi_step(0.1, [2, 7], 0.5)
     one, other = optim.sgd(rate, momentum=0.9), optim.adam(0.01)
     return {"fc1": nnx.Optimizer(model.fc1, one, wrt=nnx.Param), "fc2": nnx.Optimizer(model.fc2, other, wrt=nnx.Param)}
 
 
-def flax_step(model, optimizers, batch):
-    loss, gradients = nnx.value_and_grad(flax_loss)(model, batch)
+def jax_step(model, optimizers, batch):
+    loss, gradients = nnx.value_and_grad(jax_loss)(model, batch)
     gradients = jax.lax.pmean(gradients, "replica")
     for name, optimizer in optimizers.items():
         optimizer.update(getattr(model, name), gradients[name])

@@ -106,7 +106,7 @@ def test_a_stream_without_a_state_is_read_from_its_start_and_that_is_said(
 
 def test_the_check_takes_the_batches_of_both_trainers_from_the_stream(tmp_path: Path) -> None:
     port = load_port(write_run(tmp_path), world_size=2)
-    jaxs, torchs = port.flax_batch, port.torch_batch
+    jaxs, torchs = port.jax_batch, port.torch_batch
     assert jaxs is not None and torchs is not None and port.steps_per_epoch == 7
     for step in (8, 3, 0):  # forward and back, over the end of a pass
         for rank in (1, 0):

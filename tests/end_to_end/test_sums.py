@@ -33,7 +33,7 @@ def torch_loss(model, batch):
 def torch_optimizer(parameters):
     return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.05)
 
-def flax_model():
+def jax_model():
     from flax import nnx
     class FlaxNet(nnx.Module):
         def __init__(self, rngs):
@@ -43,12 +43,12 @@ def flax_model():
             return self.out(self.rnn(x)[:, -1])
     return FlaxNet(nnx.Rngs(0))
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     from optax import softmax_cross_entropy_with_integer_labels as cross_entropy
     return cross_entropy(model(batch["x"]), batch["y"]).mean()
 
 import optax
-flax_optimizer = optax.adamw(1e-2, weight_decay=0.05)
+jax_optimizer = optax.adamw(1e-2, weight_decay=0.05)
 
 def batch(step, rank):
     rng = np.random.default_rng((step, rank))
@@ -62,12 +62,12 @@ TABLE = {
 PORT = with_names(LSTM, TABLE)
 # A GRU of plain functions, with the biases of Equinox's: the state's candidate has its own.
 GRU = """
-def flax_model():
+def jax_model():
     shapes = {"w_x": (3, 12), "w_h": (4, 12), "b": (12,), "b_n": (4,)}
     cell = {name: np.zeros(shape) for name, shape in shapes.items()}
     return {"rnn": cell, "out": {"kernel": np.zeros((4, 5)), "bias": np.zeros(5)}}
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     import jax
     from jax import numpy as jnp
     cell, h = model["rnn"], jnp.zeros((6, 4), batch["x"].dtype)

@@ -21,13 +21,13 @@ class Net(torch.nn.Module):
         self.register_buffer("scale", torch.full((4,), 2.0))
 def torch_model(): return Net()
 def torch_loss(m, b): return ((b["x"] @ m.w + m.b) * m.scale - 1).square().mean()
-def flax_model():
+def jax_model():
     params = {"w": jnp.zeros((3, 4)), "b": jnp.zeros(4)}
     return params, {"scale": jnp.full(4, 2.0)}
-def flax_loss(params, state, b):
+def jax_loss(params, state, b):
     return jnp.square((b["x"] @ params["w"] + params["b"]) * state["scale"] - 1).mean(), state
 torch_optimizer = lambda p: torch.optim.Adam(p, lr=1e-2)
-flax_optimizer = optax.adam(1e-2)
+jax_optimizer = optax.adam(1e-2)
 def batch(step, rank): return {"x": np.random.default_rng((step, rank)).normal(size=(6, 3))}
 """
 LAYERS = """
@@ -38,14 +38,14 @@ names = {"layers": ""}
 def torch_model(): return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
 def torch_loss(m, b):
     return m(b["x"]).square().mean()
-def flax_model():
+def jax_model():
     rngs = nnx.Rngs(0)
     first = nnx.Linear(3, 4, rngs=rngs)
     second = nnx.Linear(4, 2, rngs=rngs)
     return nnx.Sequential(first, second)
-def flax_loss(m, b): return jnp.square(m(b["x"])).mean()
+def jax_loss(m, b): return jnp.square(m(b["x"])).mean()
 torch_optimizer = lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9)
-flax_optimizer = optax.sgd(1e-2, momentum=0.9)
+jax_optimizer = optax.sgd(1e-2, momentum=0.9)
 def batch(step, rank): return {"x": np.random.default_rng((step, rank)).normal(size=(6, 3))}
 """
 WITH_ORDER = """
@@ -119,37 +119,37 @@ OTHERS = {
     "the first moment": (
         [PLAIN, ("optax.adam(1e-2)", "optax.chain(optax.adam(1e-2, mu_dtype=jnp.bfloat16))")],
         "w (exp_avg) and 1 other: bfloat16 in jax, float32 in torch",
-        "flax_optimizer =",
+        "jax_optimizer =",
     ),
     "the momentum": (
         [LAYERS, ("momentum=0.9)\ndef", 'momentum=0.9, accumulator_dtype="float16")\ndef')],
         "0.weight (momentum_buffer) and 3 others: float16 in jax, float32 in torch",
-        "flax_optimizer =",
+        "jax_optimizer =",
     ),
     "a buffer": (
         [PLAIN, ("jnp.full(4, 2.0)", "jnp.full(4, 2.0, jnp.bfloat16)")],
         "scale: bfloat16 in jax, float32 in torch",
-        "def flax_model",
+        "def jax_model",
     ),
     "the loss": (
         [PLAIN, ("- 1).mean(), state", "- 1).mean().astype(jnp.bfloat16), state")],
         "loss: bfloat16 in jax, float32 in torch",
-        "def flax_loss",
+        "def jax_loss",
     ),
     "64 bits in jax": (
         [PLAIN, ("class Net", 'jax.config.update("jax_enable_x64", True)\nclass Net')],
         "b and 1 other: float64 in jax, float32 in torch",
-        "def flax_model",
+        "def jax_model",
     ),
     "64 bits in torch": (
         [PLAIN, ("class Net", "torch.set_default_dtype(torch.float64)\nclass Net")],
         "b and 1 other: float32 in jax, float64 in torch",
-        "def flax_model",
+        "def jax_model",
     ),
     "64 bits in torch's loss": (
         [PLAIN, ("* m.scale - 1)", "* m.scale - 1).double()")],
         "loss: float32 in jax, float64 in torch",
-        "def flax_loss",
+        "def jax_loss",
     ),
     "64 bits in a layer of torch": (
         [
@@ -220,8 +220,8 @@ def test_a_parameter_that_a_loss_of_nnx_sets_is_said(tmp_path: Path, workers: Wo
         'return torch.func.functional_call(m, {"0.weight": m[0].weight / m[0].weight.norm()}, b["x"])',
     )
     writes = (
-        'flax_loss(m, b): return jnp.square(m(b["x"])).mean()\n',
-        """flax_loss(m, b):
+        'jax_loss(m, b): return jnp.square(m(b["x"])).mean()\n',
+        """jax_loss(m, b):
     m.layers[0].kernel[...] = m.layers[0].kernel / jnp.linalg.norm(m.layers[0].kernel)
     return jnp.square(m(b["x"])).mean()
 """,

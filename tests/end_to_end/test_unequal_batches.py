@@ -58,8 +58,8 @@ def test_a_fault_in_the_model_is_named(checked: Checked) -> None:
 @pytest.mark.parametrize(
     ("changes", "more", "says"),
     [
-        ([(LOSS, COMMUNICATES)], "", "flax_loss: communicates between replicas whose batches differ in shape"),
-        ([], step((MEAN, f"{MEAN} if len(batch['x']) else 0")), "flax_step: reads the batch, whose shapes differ"),
+        ([(LOSS, COMMUNICATES)], "", "jax_loss: communicates between replicas whose batches differ in shape"),
+        ([], step((MEAN, f"{MEAN} if len(batch['x']) else 0")), "jax_step: reads the batch, whose shapes differ"),
         ([OTHER_ENTRIES], "", "batch(0, 1): must have the entries of rank 0, x, y; has x, y, z"),
     ],
     ids=["loss", "own step", "entries"],

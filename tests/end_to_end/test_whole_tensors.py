@@ -19,26 +19,26 @@ names = {{"layers": ""}}
 AT = ({ROW}, {COLUMN})
 def torch_model(): return torch.nn.Sequential(torch.nn.Linear(400, 350), torch.nn.Tanh(), torch.nn.Linear(350, 2))
 def torch_loss(m, b): return m(b["x"]).square().mean()
-def flax_model():
+def jax_model():
     rngs = nnx.Rngs(0)
     return nnx.Sequential(nnx.Linear(400, 350, rngs=rngs), nnx.tanh, nnx.Linear(350, 2, rngs=rngs))
-def flax_loss(m, b): return jnp.square(m(b["x"])).mean()
+def jax_loss(m, b): return jnp.square(m(b["x"])).mean()
 torch_optimizer = lambda p: torch.optim.AdamW(p, lr=1e-2)
-flax_optimizer = optax.adamw(1e-2, weight_decay=0.01)
+jax_optimizer = optax.adamw(1e-2, weight_decay=0.01)
 def batch(step, rank): return {{"x": np.random.default_rng((step, rank)).normal(size=(6, 400))}}
 def at_one(tree, value): return jax.tree.map(lambda x: x.at[AT].set(value) if x.shape == (400, 350) else x, tree)
 """
 LEFT_OUT = "optax.chain(optax.adamw(1e-2, weight_decay=0.01), optax.stateless(lambda u, p: at_one(u, 0.0)))"
 NOT_SUMMED = "optax.chain(optax.stateless(lambda u, p: at_one(u, 1e-4)), optax.adamw(1e-2, weight_decay=0.01))"
 STOPPED = """
-def flax_loss(m, b):
+def jax_loss(m, b):
     kernel = m.layers[0].kernel
     m.layers[0].kernel = nnx.Param(kernel.at[AT].set(jax.lax.stop_gradient(kernel[AT])))
     return jnp.square(m(b["x"])).mean()
 """
 STEP = """
 import dataclasses
-def flax_step(loss, optimizer, state, batch):
+def jax_step(loss, optimizer, state, batch):
     (value, _), local = jax.value_and_grad(loss, has_aux=True)(state.params, state.buffers, batch)
     grads = CHANGED(jax.lax.pmean(local, "replica"))
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -68,8 +68,8 @@ def test_a_right_port_is_equal(more: str, tmp_path: Path, workers: Workers) -> N
 @pytest.mark.parametrize(
     ("more", "stage"),
     [
-        (f"flax_optimizer = {LEFT_OUT}", "update"),
-        (f"flax_optimizer = {NOT_SUMMED}", "update"),
+        (f"jax_optimizer = {LEFT_OUT}", "update"),
+        (f"jax_optimizer = {NOT_SUMMED}", "update"),
         (STOPPED, "local_gradients"),
         (STEP.replace("CHANGED", "(lambda tree: at_one(tree, 0.0))"), "gradients"),
     ],

@@ -25,14 +25,14 @@ class Rows(torch.nn.Module):
 def torch_model():
     return Rows()
 
-def flax_model():
+def jax_model():
     return {"table": np.zeros((7, 4)), "mix": np.zeros((4, 4))}
 
 def torch_loss(model, batch):
     rows = torch.tanh(model.table[batch["ids"]].masked_fill(~batch["known"][..., None], 0.0) @ model.mix)
     return (rows.sum(1) - batch["goal"]).clamp(-90, 90).square().mean()
 
-def flax_loss(params, batch):
+def jax_loss(params, batch):
     import jax
     from jax import numpy as jnp
 
@@ -49,7 +49,7 @@ def batch(step, rank):
 torch_optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
 
 import optax
-flax_optimizer = optax.sgd(0.1)
+jax_optimizer = optax.sgd(0.1)
 """
 
 
@@ -84,7 +84,7 @@ def test_what_one_side_alone_has_is_named_at_its_line(tmp_path: Path, workers: W
         ('- batch["goal"], -90, 90)', '- batch["goal"], -80, 80)'),
         ("return (error**2).mean()", 'return (error**2).mean() + 0.0 * jnp.abs(params["mix"]).sum()'),
         ("@ model.mix)", "@ model.drop(model.mix))"),
-        ("flax_optimizer = optax.sgd(0.1)", "flax_optimizer = optax.chain(optax.clip(1e3), optax.sgd(0.1))"),
+        ("jax_optimizer = optax.sgd(0.1)", "jax_optimizer = optax.chain(optax.clip(1e3), optax.sgd(0.1))"),
         verdict="beyond",
     )
     assert [line.partition(": ")[0] for line in found] == [
@@ -118,13 +118,13 @@ def loaded(params):
     return params
 
 if __name__ == "__main__":
-    print(dumped(flax_model()))
+    print(dumped(jax_model()))
 
-def flax_loss(params, batch):
+def jax_loss(params, batch):
     if len(batch) > 90:
         return capped(batch)
 """
-    found = lines(tmp_path, workers, ("\ndef flax_loss(params, batch):\n", f"def capped(x):\n    return x\n{defined}"))
+    found = lines(tmp_path, workers, ("\ndef jax_loss(params, batch):\n", f"def capped(x):\n    return x\n{defined}"))
     assert found == [
         "capped() () is never called: def capped(x):",
         "halved() () is never called: def halved(x):",

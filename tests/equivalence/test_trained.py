@@ -165,5 +165,5 @@ def test_decay_of_unused_parameters_is_detected(tmp_path: Path, pool: TorchPool)
 
 def test_unexpected_unused_parameters_raise_with_their_names(tmp_path: Path) -> None:
     case = with_unused(tmp_path, 2, False)
-    with pytest.raises(InputError, match=r"flax_loss: does not depend on unused.bias, unused.kernel; freeze"):
+    with pytest.raises(InputError, match=r"jax_loss: does not depend on unused.bias, unused.kernel; freeze"):
         run_jax(case, drawn(case))

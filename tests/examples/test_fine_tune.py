@@ -88,7 +88,7 @@ def test_both_sides_start_from_the_checkpoint(checkpoint: Path) -> None:
     options, saved = Options(model_folder=str(checkpoint)), load_file(checkpoint / "model.safetensors")
     torch.manual_seed(0)
     of_torch = {name: x.float().numpy() for name, x in fine_tune.torch_model(options).state_dict().items()}
-    model = Functional(fine_tune.flax_model(options, TrainConfig()))
+    model = Functional(fine_tune.jax_model(options, TrainConfig()))
     of_flax = to_torch({**model.params, **model.buffers})
     assert of_flax.keys() == of_torch.keys() == saved.keys() | {"score.weight"}
     for name in saved:

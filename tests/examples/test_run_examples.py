@@ -197,7 +197,7 @@ def test_gpt2_loads_hugging_faces_weights(tmp_path: Path, monkeypatch: pytest.Mo
         model = module["torch_model"](options)
         model.load_state_dict({name: torch.from_numpy(value) for name, value in start.items()})
         in_torch = model(torch.from_numpy(x)).numpy()
-    functional = Functional(module["flax_model"](options, TrainConfig()))
+    functional = Functional(module["jax_model"](options, TrainConfig()))
     in_flax = functional.module(*from_torch(start, functional.params, functional.buffers))(x)
     for logits in (in_torch, np.asarray(in_flax)):
         assert np.abs(logits - expected).max() < LOGITS_TOLERANCE * np.abs(expected).max()

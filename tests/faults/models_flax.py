@@ -253,6 +253,6 @@ MODELS: dict[str, Any] = {
     "tokens": (Tokens, tokens_loss),
     "tokens_global": (Tokens, tokens_global_loss),
     "tokens_sum": (Tokens, tokens_sum_loss),
-    "policy": (policy.FlaxPolicy, policy.flax_loss),
-    "resnet": (resnet.FlaxResNet, resnet.flax_loss),
+    "policy": (policy.FlaxPolicy, policy.jax_loss),
+    "resnet": (resnet.FlaxResNet, resnet.jax_loss),
 }

@@ -74,15 +74,15 @@ def transposed_kernel(layer: nnx.Linear, x: jax.Array) -> jax.Array:
     return x @ layer.kernel[...].T + layer.bias[...][None]
 
 
-def without_weights(flax_model: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+def without_weights(jax_model: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
     """Give ignored labels a loss of 0, but count them."""
-    values, counts = tokens_global_loss(flax_model, batch)
+    values, counts = tokens_global_loss(jax_model, batch)
     return values, jnp.ones_like(counts)
 
 
-def mean_of_all(flax_model: Any, batch: Any) -> jax.Array:
+def mean_of_all(jax_model: Any, batch: Any) -> jax.Array:
     """Average over all positions, including ignored labels."""
-    values, _ = token_losses(flax_model(batch["x"]), batch["y"])
+    values, _ = token_losses(jax_model(batch["x"]), batch["y"])
     return values.mean()
 
 
@@ -130,12 +130,12 @@ def reduced_precision(bits: int) -> Edit:
 
 def policy_loss(**options: Any) -> Edit:
     """Change PPO's loss."""
-    return loss_is(partial(policy.flax_loss, **options))
+    return loss_is(partial(policy.jax_loss, **options))
 
 
-def integer_labels(flax_model: Any, batch: Any) -> jax.Array:
+def integer_labels(jax_model: Any, batch: Any) -> jax.Array:
     """Compute the cross entropy without label smoothing, as most examples do."""
-    return optax.softmax_cross_entropy_with_integer_labels(flax_model(batch["x"]), batch["y"]).mean()
+    return optax.softmax_cross_entropy_with_integer_labels(jax_model(batch["x"]), batch["y"]).mean()
 
 
 NO_CLIPPING = {"clamp_missing": "without the clamp both terms are equal, and either is the larger"}

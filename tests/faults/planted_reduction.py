@@ -185,22 +185,22 @@ def loss_is(function: Any) -> Edit:
     return lambda right: replace(right, loss=function)
 
 
-def own_mean(flax_model: Any, batch: Any) -> jax.Array:
+def own_mean(jax_model: Any, batch: Any) -> jax.Array:
     """Return a mean where the reference returns losses and weights."""
-    values, weights = tokens_global_loss(flax_model, batch)
+    values, weights = tokens_global_loss(jax_model, batch)
     return values.sum() / weights.sum()
 
 
-def own_mean_and_auxiliary(flax_model: Any, batch: Any) -> jax.Array:
+def own_mean_and_auxiliary(jax_model: Any, batch: Any) -> jax.Array:
     """Average the labels of this micro-batch, although the batch has the number of labels of the whole step."""
-    logits = flax_model(batch["x"])
+    logits = jax_model(batch["x"])
     values, counts = token_losses(logits, batch["y"])
     return values.sum() / counts.sum() + auxiliary(logits)
 
 
-def everything_scaled(flax_model: Any, batch: Any) -> jax.Array:
+def everything_scaled(jax_model: Any, batch: Any) -> jax.Array:
     """Scale the auxiliary loss by the factor of the labels' loss."""
-    logits = flax_model(batch["x"])
+    logits = jax_model(batch["x"])
     values, _ = token_losses(logits, batch["y"])
     return (values.sum() / batch["items"][0] + auxiliary(logits)) * batch["parts"][0]
 

@@ -89,7 +89,7 @@ class FlaxPolicy(nnx.Module):
         return jax.nn.log_softmax(self.actor(hidden)), self.critic(hidden)[..., 0]
 
 
-def flax_loss(
+def jax_loss(
     model: Any,
     batch: Mapping[str, jax.Array],
     ddof: int = 1,

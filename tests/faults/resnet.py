@@ -111,6 +111,6 @@ class FlaxResNet(nnx.Module):
         return self.fc(x.mean((1, 2)))
 
 
-def flax_loss(model: FlaxResNet, batch: Mapping[str, jax.Array]) -> jax.Array:
+def jax_loss(model: FlaxResNet, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Compute the mean cross entropy."""
     return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"]).mean()

@@ -38,7 +38,7 @@ class Setting:
         rates: key of `recipes.SCHEDULES`.
         unused: add a layer that the loss does not depend on.
         drop_last: drop the end of an epoch instead of padding it.
-        custom_step: write a `flax_step` in the port.
+        custom_step: write a `jax_step` in the port.
     """
 
     family: str
@@ -158,7 +158,7 @@ class Translation:
         order: (scenario, step) -> indices of all replicas' examples.
         mask_of: (step, rank) -> step and rank whose mask the replica takes.
         reread: (batch function, step, rank) -> batch that reaches the device.
-        start: see `Port.flax_start`.
+        start: see `Port.jax_start`.
         restore: (optimizer, state) -> state.
         restore_at: see `Port.restore_at`.
     """
@@ -207,24 +207,24 @@ class Translation:
         torch_model, torch_loss = models_torch.MODELS[setting.family]
         options = {"unused": True} if setting.unused else {}
         same_data = (self.order, self.mask_of, self.reread) == (right.order, right.mask_of, right.reread)
-        batches = {"batch": right.batch} if same_data else {"torch_batch": right.batch, "flax_batch": self.batch}
+        batches = {"batch": right.batch} if same_data else {"torch_batch": right.batch, "jax_batch": self.batch}
         optimizer = self.optimizer.build()
         return Port(
             torch_model=partial(torch_model, **options),
-            flax_model=partial(self.model, **self.options),
+            jax_model=partial(self.model, **self.options),
             torch_loss=torch_loss,
-            flax_loss=self.loss,
+            jax_loss=self.loss,
             **batches,
             torch_optimizer=scenario.recipe.torch_optimizer,
             torch_scheduler=scenario.recipe.torch_scheduler,
-            flax_optimizer=optimizer,
+            jax_optimizer=optimizer,
             accumulation_steps=setting.accumulation_steps,
             clip_grad_norm=setting.clip_grad_norm,
             loss_normalization=scenario.loss_normalization,
             find_unused_parameters=setting.unused,
             steps_per_epoch=scenario.steps_per_epoch,
-            flax_step=self.custom_step if setting.custom_step else self.step,
-            flax_start=self.start,
-            flax_restore=self.restore and partial(self.restore, optimizer),
+            jax_step=self.custom_step if setting.custom_step else self.step,
+            jax_start=self.start,
+            jax_restore=self.restore and partial(self.restore, optimizer),
             restore_at=self.restore_at,
         )

@@ -100,7 +100,7 @@ def over_all_elements(micros: list[Micro]) -> tuple[jax.Array, Tree]:
 
 @dataclass(frozen=True)
 class Step:
-    """A port's `flax_step`; the defaults are correct for `accumulation_steps` and "ddp".
+    """A port's `jax_step`; the defaults are correct for `accumulation_steps` and "ddp".
 
     Attributes:
         accumulation_steps: micro-batches per batch.

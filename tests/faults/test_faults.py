@@ -91,4 +91,4 @@ def test_pairs_are_distinct_and_ports_can_be_pickled() -> None:
     assert len({(scenario, fault_of(one), fault_of(other)) for scenario, one, other in PAIRS}) == len(PAIRS) >= 30
     port = PlantedPort(Scenario("mlp", "adamw"), ("sum_not_mean", "decay_value"))
     assert pickle.loads(pickle.dumps(port)) == port
-    assert port.port().flax_step is not None
+    assert port.port().jax_step is not None

@@ -133,10 +133,10 @@ def test_a_correct_port_is_equal(port: str, pair: Workers, tmp_path: Path) -> No
 # Faults of which another line than the fault's is quoted, and what it contains; "": the fault's own is; None: no line.
 MEAN, GAE = 'jax.lax.pmean(gradients, "replica")', "return jax.lax.scan(step, start,"
 NEIGHBOURS: dict[str, tuple[str | None, str | None]] = {
-    "mlp/momentum_reset": ("flax_optimizer = optax.chain(", ""),
+    "mlp/momentum_reset": ("jax_optimizer = optax.chain(", ""),
     "mlp/rate_for_biases": ("optax.partition(rates,", ""),
-    "mlp/labels_shifted": ("def flax_batch(", "def torch_batch("),
-    "mlp/contiguous_shards": ("def flax_batch(", "def torch_batch("),
+    "mlp/labels_shifted": ("def jax_batch(", "def torch_batch("),
+    "mlp/contiguous_shards": ("def jax_batch(", "def torch_batch("),
     "convnet/class_weights_squared": ("losses = optax.softmax_cross_entropy_with_integer_labels(", ""),
     "convnet/frozen_bias": ("optax.partition(rules,", ""),
     "gpt/mask_missing_in_one_layer": ("scores = jnp.einsum(", ""),
@@ -149,7 +149,7 @@ NEIGHBOURS: dict[str, tuple[str | None, str | None]] = {
     "recurrent/not_turned_back": ('return both @ params["tags"]', ""),
     "recurrent/read_forwards_twice": ("r, z = jax.nn.sigmoid(", ""),
     "recurrent/clip_by_value": (MEAN, ""),
-    "recurrent/decay_after_update": ("flax_optimizer = optax.adam(LR)", ""),
+    "recurrent/decay_after_update": ("jax_optimizer = optax.adam(LR)", ""),
     "recurrent/biases_not_averaged": ("", None),
     "vae/std_is_exp_logvar": ("jnp.clip(self.logvar(h)", ""),
     "vae/softplus_beta": ("jax.nn.softplus(beta * x) / beta", ""),

@@ -30,10 +30,10 @@ def gradient_times(name: str, factor: float) -> Edit:
     return step(differentiate=differentiate)
 
 
-def with_squared_logits(flax_model: Any, batch: Mapping[str, Any]) -> jax.Array:
+def with_squared_logits(jax_model: Any, batch: Mapping[str, Any]) -> jax.Array:
     """Add a penalty on the logits to the loss."""
-    logits = flax_model(batch["x"], batch["mask"])
-    return mlp_loss(flax_model, batch) + 0.01 * jnp.square(logits).mean()
+    logits = jax_model(batch["x"], batch["mask"])
+    return mlp_loss(jax_model, batch) + 0.01 * jnp.square(logits).mean()
 
 
 def favouring_rank0(gradients: Tree) -> Tree:
@@ -74,21 +74,21 @@ UNCATALOGUED: dict[str, Planted] = {
         lambda right: replace(right, order=filled_up_with_the_last), on("mlp") + on("convnet"), "samples", step=5
     ),
     "other_width": Planted(
-        lambda right: replace(right, loss=partial(policy.flax_loss, widths=(0.1, 0.1))),
+        lambda right: replace(right, loss=partial(policy.jax_loss, widths=(0.1, 0.1))),
         on("policy"),
         "local_loss",
         named=("number",),
     ),
     "mean_of_terms": Planted(
         lambda right: replace(
-            right, loss=partial(policy.flax_loss, of_values=lambda unclipped, clipped: (unclipped + clipped) / 2)
+            right, loss=partial(policy.jax_loss, of_values=lambda unclipped, clipped: (unclipped + clipped) / 2)
         ),
         on("policy"),
         "local_loss",
         named=("other_function", "auxiliary_loss_scaled"),
     ),
     "divided_by_n_minus_2": Planted(
-        lambda right: replace(right, loss=partial(policy.flax_loss, ddof=2)),
+        lambda right: replace(right, loss=partial(policy.jax_loss, ddof=2)),
         on("policy"),
         "local_loss",
         named=("factor",),

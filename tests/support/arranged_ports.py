@@ -14,7 +14,7 @@ def torch_loss(model, batch):
     y = model(batch["x"])
     return F.cross_entropy(y.reshape(-1, y.shape[-1]), batch["y"].flatten())
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     from optax import softmax_cross_entropy_with_integer_labels as cross_entropy
     return cross_entropy(model(batch["x"]), batch["y"]).mean()
 
@@ -57,7 +57,7 @@ class TorchNet(torch.nn.Module):
             x = block(x)
         return self.ln_f(x) @ self.wte.weight.T
 
-def flax_model():
+def jax_model():
     import jax
     from flax import linen
     from jax import numpy as jnp
@@ -107,7 +107,7 @@ class TorchNet(torch.nn.Module):
         y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
         return self.head(F.gelu(self.out(y)))
 
-def flax_model():
+def jax_model():
     import jax
     from flax import nnx
     from jax import numpy as jnp
@@ -157,7 +157,7 @@ class TorchNet(torch.nn.Module):
     def forward(self, x):
         return self.fc2(F.gelu(self.fc1(torch.relu(self.conv(x)).flatten(1))))
 
-def flax_model():
+def jax_model():
     import jax
     from flax import nnx
     class FlaxNet(nnx.Module):

@@ -13,9 +13,9 @@ Checked = Callable[..., Report]
 
 FROZEN = ("return TorchNet()", "net = TorchNet()\n    net.fc1.requires_grad_(False)\n    return net")
 FORGETS_MOMENTS = """
-def flax_restore(state):
+def jax_restore(state):
     import dataclasses
-    return dataclasses.replace(state, opt_state=flax_optimizer.init(state.params))
+    return dataclasses.replace(state, opt_state=jax_optimizer.init(state.params))
 restore_at = 2
 """
 # A constant that one side keeps as a buffer.

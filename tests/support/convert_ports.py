@@ -43,9 +43,9 @@ class LinenNet(linen.Module):
         return embed.attend(linen.BatchNorm(False, name="bn")(x.sum(1)))
 
 def torch_model(): return TorchNet()
-def flax_model(): return MODEL
+def jax_model(): return MODEL
 def torch_loss(model, batch): return model(batch["x"]).sum()
-def flax_loss(model, batch): return model(batch["x"]).sum()
+def jax_loss(model, batch): return model(batch["x"]).sum()
 def batch(step, rank): return {"x": np.ones((2, 3), np.int32)}
 optimizer = "sgd"
 names = {"bn": "norm"}
@@ -102,12 +102,12 @@ from jaxddp.parity import flattened, part
 def torch_model():
     layers = torch.nn.ModuleList([torch.nn.Linear(4, 8) for _ in range(2)])
     return torch.nn.ModuleDict({"layers": layers, "fc": torch.nn.Linear(6, 2)})
-def flax_model():
+def jax_model():
     shapes = {"a": (2, 4, 4), "b": (2, 4, 4), "fc": (6, 2)}
     layers = {name: {"kernel": np.zeros(x), "bias": np.zeros((*x[:-2], x[-1]))} for name, x in shapes.items()}
     return {"blocks": {name: layers.pop(name) for name in "ab"}, **layers}
 def torch_loss(model, batch): return 0
-def flax_loss(model, batch): return 0
+def jax_loss(model, batch): return 0
 def batch(step, rank): return {}
 optimizer = "sgd"
 names = {

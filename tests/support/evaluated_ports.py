@@ -50,7 +50,7 @@ def predict(model, batch):
     return model(batch["x"])
 
 
-def flax_model():
+def jax_model():
     from flax import nnx
 
     from jaxddp.layers import BatchNorm
@@ -67,7 +67,7 @@ def flax_model():
     return FlaxNet(nnx.Rngs(0))
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     import optax
 
     return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
@@ -81,7 +81,7 @@ def predict(model, batch):
     return model(batch["x"])
 
 
-def flax_model():
+def jax_model():
     from flax import linen
 
     class FlaxNet(linen.Module):
@@ -93,7 +93,7 @@ def flax_model():
     return FlaxNet()
 
 
-def flax_loss(model, batch, train):
+def jax_loss(model, batch, train):
     import jax
     import optax
 
@@ -108,7 +108,7 @@ PLAIN = (
     )
     + """
 
-def flax_model():
+def jax_model():
     import jax.numpy as jnp
 
     params = {"fc1": {"w": jnp.zeros((6, 8)), "b": jnp.zeros(8)}, "fc2": {"w": jnp.zeros((8, 3)), "b": jnp.zeros(3)}}
@@ -137,7 +137,7 @@ def predict(*arguments):
     return forward(params, state, batch["x"], train=False)[0]
 
 
-def flax_loss(params, state, batch, train):
+def jax_loss(params, state, batch, train):
     import optax
 
     logits, state = forward(params, state, batch["x"], train)

@@ -60,23 +60,23 @@ class Planted:
     Attributes:
         causes: sets of faults that explain the port, which the run cannot tell apart.
         torch_optimizer: the reference's.
-        flax_optimizer: the port's.
+        jax_optimizer: the port's.
         says: text that the first cause must contain.
         options: of `run`.
     """
 
     causes: tuple[frozenset[str], ...]
     torch_optimizer: Callable[..., Any]
-    flax_optimizer: Transformation
+    jax_optimizer: Transformation
     says: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def evidence(self, seed: int = 0) -> OptimizerEvidence:
-        return run(self.torch_optimizer, self.flax_optimizer, seed=seed, **self.options)
+        return run(self.torch_optimizer, self.jax_optimizer, seed=seed, **self.options)
 
 
 def planted(
-    causes: str, torch_optimizer: Callable[..., Any], flax_optimizer: Transformation, says: str = "", **options: Any
+    causes: str, torch_optimizer: Callable[..., Any], jax_optimizer: Transformation, says: str = "", **options: Any
 ) -> Any:
     """Return a test case.
 
@@ -85,7 +85,7 @@ def planted(
     """
     sets = tuple(frozenset(cause.strip().split("+")) for cause in causes.split("|"))
     assert frozenset().union(*sets) <= (FAULTS | EDITS).keys()
-    return pytest.param(Planted(sets, torch_optimizer, flax_optimizer, says, options), id=causes.replace(" ", ""))
+    return pytest.param(Planted(sets, torch_optimizer, jax_optimizer, says, options), id=causes.replace(" ", ""))
 
 
 sgd, momentum = partial(SGD, lr=0.1), partial(SGD, lr=0.1, momentum=0.9)

@@ -49,7 +49,7 @@ def fresh(transformation: FlaxOptimizer, state: Any, params: Any) -> Any:
 
 def run(
     torch_optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
-    flax_optimizer: FlaxOptimizer,
+    jax_optimizer: FlaxOptimizer,
     *,
     steps: int = 6,
     seed: int = 0,
@@ -70,7 +70,7 @@ def run(
 
     Args:
         torch_optimizer: parameter groups -> the reference's optimizer.
-        flax_optimizer: the port's.
+        jax_optimizer: the port's.
         steps: number of steps.
         seed: of weights and gradients.
         shapes: parameter -> shape.
@@ -92,17 +92,17 @@ def run(
     schedule = scheduler(optimizer) if scheduler else torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     taken, rates = [], []
     with jax.enable_x64(True):
-        state = flax_optimizer.init(_to_jax(params))
+        state = jax_optimizer.init(_to_jax(params))
         for step in range(steps):
             absent = frozenset((unused or {}).get(step, ()))
             still = {*absent, *silent}
             gradients = {n: rng.normal(size=s) * sizes[n] * (n not in still) for n, s in shapes.items()}
             before, weights = {n: p.detach().numpy().copy() for n, p in params.items()}, _to_jax(params)
             if step == restored_at:
-                state = restore(flax_optimizer, state, weights)
+                state = restore(jax_optimizer, state, weights)
             clipped = float(clipping.factor(stage_norm(gradients)))
             given = {name: jnp.asarray(gradient) for name, gradient in gradients.items()}
-            update, state = flax_optimizer.update(given, state, weights)
+            update, state = jax_optimizer.update(given, state, weights)
             gradients = {name: clipped * gradient for name, gradient in gradients.items()}
             moved = {name: np.asarray(tensor) for name, tensor in update.items()}
             shown = by_part(optimizer_tensors(jax.device_get(state), weights, dict))

@@ -137,7 +137,7 @@ INCOMPLETE = dataclasses.replace(
     free_running={},
     problems=(
         Problem("jax", "step 3", "hangs: no answer within 60 s"),
-        Problem("port", "flax_restore", "ValueError: the saved state has no 'nu'"),
+        Problem("port", "jax_restore", "ValueError: the saved state has no 'nu'"),
     ),
 )
 NOT_FINITE = dataclasses.replace(

@@ -63,11 +63,11 @@ class Net(nnx.Module):
         return self.fc2(nnx.tanh(self.fc1(x)))[:, 0]
 
 
-def flax_model(options, config):
+def jax_model(options, config):
     return Net(options.width, nnx.Rngs(config.seed))
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     return ((model(batch["x"]) - batch["y"]) ** 2).mean()
 
 
@@ -114,7 +114,7 @@ OWN_OPTIMIZERS = """
 from jaxddp import optim
 
 
-def flax_optimizer(model, total_steps):
+def jax_optimizer(model, total_steps):
     return optim.sgd(optim.schedules.linear(0.1, 1.0, 0.0, total_steps))
 
 

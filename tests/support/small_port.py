@@ -22,7 +22,7 @@ class TorchNet(torch.nn.Module):
 def torch_model():
     return TorchNet()
 
-def flax_model():
+def jax_model():
     from flax import nnx
     class FlaxNet(nnx.Module):
         def __init__(self, rngs):
@@ -35,7 +35,7 @@ def flax_model():
 def torch_loss(model, batch):
     return F.cross_entropy(model(batch["x"]), batch["y"])
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     from optax import softmax_cross_entropy_with_integer_labels as cross_entropy
     return cross_entropy(model(batch["x"]), batch["y"]).mean()
 
@@ -79,7 +79,7 @@ def line_of(path: Path, piece: str) -> str:
 def own_optimizers(torch: str, optax: str) -> Change:
     """Return the change that gives each side an optimizer, in place of the shared one."""
     imports = "import optax\n" + "import jaxddp.optim\n" * ("jaxddp." in optax)
-    text = f"def torch_optimizer(parameters): return torch.optim.{torch}\n{imports}flax_optimizer = {optax}\n"
+    text = f"def torch_optimizer(parameters): return torch.optim.{torch}\n{imports}jax_optimizer = {optax}\n"
     return 'optimizer = "sgd"\n', text
 
 
@@ -120,7 +120,7 @@ LINEN: list[Change] = [
 ]
 # Images (N, H, W, C) for jax of a `torch_batch` that has them as (N, C, H, W).
 FLAX_IMAGES = """
-def flax_batch(step, rank):
+def jax_batch(step, rank):
     found = torch_batch(step, rank)
     return found | {"x": found["x"].transpose(0, 2, 3, 1)}
 """
@@ -131,7 +131,7 @@ STEP = """
 clip_grad_norm = 0.05
 SHOWS = ("local_loss", "local_gradients", "gradients", "clipped_gradients")
 
-def flax_step(loss, optimizer, state, batch):
+def jax_step(loss, optimizer, state, batch):
     import jax, optax
     from jaxddp.state import TrainState
     (value, buffers), local = jax.value_and_grad(loss, has_aux=True)(state.params, state.buffers, batch)

@@ -1,4 +1,4 @@
-"""A small correct port of two optimizers as text, with either form of a `flax_step`; see `small_port`."""
+"""A small correct port of two optimizers as text, with either form of a `jax_step`; see `small_port`."""
 
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def clipped(gradients):
 """
 
 MODULES = """
-def flax_model():
+def jax_model():
     from flax import nnx
     from jax import numpy as jnp
     class Actor(nnx.Module):
@@ -86,7 +86,7 @@ def flax_model():
     rngs = nnx.Rngs(0)
     return dict(actor=Actor(rngs), critic=Critic(rngs), actor_target=Actor(rngs), critic_target=Critic(rngs))
 
-def flax_optimizer(model):
+def jax_optimizer(model):
     import optax
     from flax import nnx
     kinds = {
@@ -95,7 +95,7 @@ def flax_optimizer(model):
     }
     return {name: nnx.Optimizer(model[name], kind, wrt=nnx.Param) for name, kind in kinds.items()}
 
-def flax_step(model, optimizers, batch):
+def jax_step(model, optimizers, batch):
     import jax
     from flax import nnx
     def update(name, loss, change=lambda gradients: gradients):
@@ -134,14 +134,14 @@ def layers(*sizes):
     shapes = zip(("fc1", "fc2"), zip(sizes, sizes[1:]))
     return {name: {"kernel": np.ones(shape, "float32"), "bias": np.ones(shape[1], "float32")} for name, shape in shapes}
 
-def flax_model():
+def jax_model():
     names = ("actor", "critic", "actor_target", "critic_target")
     return {name: layers(3, 8, 2) if "actor" in name else layers(5, 8, 1) for name in names}
 
 import optax
-flax_optimizer = {"actor": optax.adam(1e-2), "critic": optax.sgd(0.1, momentum=0.9)}
+jax_optimizer = {"actor": optax.adam(1e-2), "critic": optax.sgd(0.1, momentum=0.9)}
 
-def flax_step(optimizers, state, batch):
+def jax_step(optimizers, state, batch):
     import dataclasses, jax
     params, opt_state = dict(state.params), dict(state.opt_state)
     def update(name, loss, change=lambda gradients: gradients):

@@ -41,7 +41,7 @@ def torch_step(nets, optimizer, batch):
                 slow.lerp_(fast, 0.1)
     return loss
 
-def flax_model():
+def jax_model():
     from flax import nnx
     class Net(nnx.Module):
         def __init__(self, rngs):
@@ -53,12 +53,12 @@ def flax_model():
             return self.fc2(nnx.tanh(self.fc1(x.reshape(len(x), -1))))
     return {name: Net(nnx.Rngs(0)) for name in ("target", "ema", "net")}
 
-def flax_optimizer(nets):
+def jax_optimizer(nets):
     import optax
     from flax import nnx
     return nnx.Optimizer(nets["net"], optax.adam(LR), wrt=nnx.Param)
 
-def flax_step(nets, optimizer, batch):
+def jax_step(nets, optimizer, batch):
     import jax, optax
     from flax import nnx
     from jax import numpy as jnp

@@ -275,8 +275,8 @@ class Twins:
 
     torch_model: Callable[[], nn.Module]
     torch_loss: Callable[[Any, Any], dict[str, Tensor]]
-    flax_model: Callable[[Planted], nnx.Module]
-    flax_loss: Callable[[Planted], Callable[[Any, Any], tuple[jax.Array, jax.Array]]]
+    jax_model: Callable[[Planted], nnx.Module]
+    jax_loss: Callable[[Planted], Callable[[Any, Any], tuple[jax.Array, jax.Array]]]
     batch: Callable[[np.random.Generator], dict[str, np.ndarray]]
 
 

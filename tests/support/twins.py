@@ -45,7 +45,7 @@ def evidence(
     torch.manual_seed(0)
     module = twins.torch_model().double().train()
     planted = Planted(**faults)
-    functional = Functional(twins.flax_model(planted))
+    functional = Functional(twins.jax_model(planted))
     converter = Converter(module, {n: v.shape for n, v in (functional.params | functional.buffers).items()})
     states = [perturbed(module, random) for _ in range(steps)]
     taken = []
@@ -59,7 +59,7 @@ def evidence(
                 batch["x"] = np.maximum(batch["x"], 1)
         at = states[max(number - 1, 0)] if "stale" in faults else state
         arrays = {name: jnp.asarray(value) for name, value in converter.to_jax(at).items()}
-        sums, gradients, counts, buffers = differentiated(twins.flax_loss(planted), functional, arrays, batches)
+        sums, gradients, counts, buffers = differentiated(twins.jax_loss(planted), functional, arrays, batches)
         loss, gradients = combined(combine or loss_normalization, sums, gradients, counts)
         local = {name: np.stack(list(column)) for name, column in columns(converter, gradients, world_size).items()}
         change(local)

@@ -1,4 +1,4 @@
-"""port.py with another flax_step.
+"""port.py with another jax_step.
 
     python -m jaxddp.parity examples/ports/actor_critic/broken.py --steps 3
 
@@ -10,8 +10,8 @@ from port import (  # noqa: F401
     SAC_STEP,
     batch,
     configure_optimizers,
-    flax_model,
-    flax_optimizer,
+    jax_model,
+    jax_optimizer,
     names,
     no_twin,
     torch_model,
@@ -19,6 +19,6 @@ from port import (  # noqa: F401
 )
 
 
-def flax_step(optimizers, state, data):
+def jax_step(optimizers, state, data):
     reduce = {"critic": average, "actor": lambda gradients: gradients}
     return train_step(SAC_STEP, optimizers, state, data, reduce)

@@ -23,7 +23,7 @@ def torch_model():
     return torch_actor_critic.make_networks(OBSERVATIONS, ACTIONS, -BOUND, BOUND)
 
 
-def flax_model():
+def jax_model():
     return SAC_STEP.init(jax.random.key(0))
 
 
@@ -33,14 +33,14 @@ def configure_optimizers(networks):
     return {"q": torch.optim.Adam(q_parameters, lr=Q_LR), "actor": torch.optim.Adam(actor_parameters, lr=POLICY_LR)}
 
 
-flax_optimizer = {"critic": optax.adam(Q_LR), "actor": optax.adam(POLICY_LR)}
+jax_optimizer = {"critic": optax.adam(Q_LR), "actor": optax.adam(POLICY_LR)}
 
 
 def torch_step(networks, optimizers, data):
     return torch_actor_critic.train_step(networks, optimizers, data, GAMMA, TAU, ALPHA)
 
 
-def flax_step(optimizers, state, batch):
+def jax_step(optimizers, state, batch):
     return train_step(SAC_STEP, optimizers, state, batch, {"critic": average, "actor": average})
 
 

@@ -1,4 +1,4 @@
-"""The port of nanoGPT's character model with one mistake in flax_optimizer.
+"""The port of nanoGPT's character model with one mistake in jax_optimizer.
 
     python -m jaxddp.parity examples/ports/decoder/broken.py
 
@@ -10,7 +10,7 @@ import optax
 from port import *  # noqa: F403
 from port import BETAS, DECAY_ITERS, LR, MIN_LR, WARMUP, WEIGHT_DECAY
 
-flax_optimizer = optax.adamw(
+jax_optimizer = optax.adamw(
     optax.warmup_cosine_decay_schedule(0.0, LR, WARMUP, DECAY_ITERS, MIN_LR),
     *BETAS,
     weight_decay=WEIGHT_DECAY,

@@ -33,15 +33,15 @@ def configure_optimizers(model):
     )
 
 
-def flax_model():
+def jax_model():
     return flax_decoder.GPT(flax_decoder.GPTConfig(num_layers=BLOCKS))
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"]).mean()
 
 
-flax_optimizer = flax_decoder.make_optimizer(LR, WARMUP, DECAY_ITERS, MIN_LR, WEIGHT_DECAY, *BETAS)
+jax_optimizer = flax_decoder.make_optimizer(LR, WARMUP, DECAY_ITERS, MIN_LR, WEIGHT_DECAY, *BETAS)
 
 
 def batch(step, rank):

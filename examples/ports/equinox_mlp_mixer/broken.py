@@ -1,4 +1,4 @@
-"""The Equinox port of timm's MLP-Mixer with one mistake in flax_loss.
+"""The Equinox port of timm's MLP-Mixer with one mistake in jax_loss.
 
     python -m jaxddp.parity examples/ports/equinox_mlp_mixer/broken.py
 
@@ -11,7 +11,7 @@ from port import *  # noqa: F403
 from port import CLASSES, SMOOTHING
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     right = jax.nn.one_hot(batch["label"], CLASSES)
     targets = jnp.where(right == 1, 1 - SMOOTHING, SMOOTHING / (CLASSES - 1))
     return -(targets * jax.nn.log_softmax(jax.vmap(model)(batch["image"]))).sum(axis=-1).mean()

@@ -29,15 +29,15 @@ def configure_optimizers(model):
     return torch.optim.AdamW(param_groups_weight_decay(model, WEIGHT_DECAY), lr=LR)
 
 
-def flax_model():
+def jax_model():
     return Mixer(CLASSES, SIZE, BLOCKS, key=jax.random.key(0))
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     return mean_loss(model, batch["image"], batch["label"], SMOOTHING)
 
 
-flax_optimizer = optax.adamw(LR, weight_decay=WEIGHT_DECAY, mask=is_matrix)
+jax_optimizer = optax.adamw(LR, weight_decay=WEIGHT_DECAY, mask=is_matrix)
 
 
 def batch(step, rank):

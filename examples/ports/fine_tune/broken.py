@@ -1,4 +1,4 @@
-"""The port of a BERT classifier's fine-tuning with one mistake in flax_optimizer.
+"""The port of a BERT classifier's fine-tuning with one mistake in jax_optimizer.
 
     python -m jaxddp.parity examples/ports/fine_tune/broken.py
 
@@ -9,4 +9,4 @@ import flax_fine_tune
 from port import *  # noqa: F403
 from port import LR, STEPS, WEIGHT_DECAY
 
-flax_optimizer = flax_fine_tune.make_optimizer(LR, STEPS, WEIGHT_DECAY, decays=lambda path, p: p.ndim > 1)
+jax_optimizer = flax_fine_tune.make_optimizer(LR, STEPS, WEIGHT_DECAY, decays=lambda path, p: p.ndim > 1)

@@ -37,16 +37,16 @@ def configure_optimizers(model):
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / STEPS))
 
 
-def flax_model():
+def jax_model():
     return flax_fine_tune.Classifier(flax_fine_tune.Config(vocab=VOCAB), nnx.Rngs(0))
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     logits = model(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])
     return optax.softmax_cross_entropy_with_integer_labels(logits.astype("float32"), batch["labels"]).mean()
 
 
-flax_optimizer = flax_fine_tune.make_optimizer(LR, STEPS, WEIGHT_DECAY)
+jax_optimizer = flax_fine_tune.make_optimizer(LR, STEPS, WEIGHT_DECAY)
 
 
 def batch(step, rank):

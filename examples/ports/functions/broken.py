@@ -1,4 +1,4 @@
-"""The port of PyTorch's word-level language model with one mistake in flax_loss.
+"""The port of PyTorch's word-level language model with one mistake in jax_loss.
 
     python -m jaxddp.parity examples/ports/functions/broken.py
 
@@ -13,7 +13,7 @@ from port import DROPOUT
 KEEP = 1 - DROPOUT
 
 
-def flax_loss(params, batch, key):
+def jax_loss(params, batch, key):
     words = batch["words"].T
     logits = jax_functions.logits(params, words[:-1], KEEP, key)
     return optax.softmax_cross_entropy_with_integer_labels(logits, words[1:]).mean()

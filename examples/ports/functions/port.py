@@ -31,17 +31,17 @@ def torch_optimizer(parameters):
     return torch.optim.SGD(parameters, lr=LR)
 
 
-def flax_model():
+def jax_model():
     return jax_functions.init(jax.random.key(0), VOCAB, WIDTH, LAYERS)
 
 
-def flax_loss(params, batch, key):
+def jax_loss(params, batch, key):
     words = batch["words"].T
     logits = jax_functions.logits(params, words[:-1], DROPOUT, key)
     return optax.softmax_cross_entropy_with_integer_labels(logits, words[1:]).mean()
 
 
-flax_optimizer = optax.sgd(LR)
+jax_optimizer = optax.sgd(LR)
 
 
 def batch(step, rank):

@@ -74,7 +74,7 @@ def mean_gradients(torch: Record, jax: Record, shown: bool = False) -> tuple[Ten
 
     Args:
         torch, jax: records of one step.
-        shown: take the local gradients that a `flax_step` shows, if it does.
+        shown: take the local gradients that a `jax_step` shows, if it does.
     """
     local = jax.get("local_gradients") if shown else None
     mean = {name: x.mean(0) for name, x in (local or of_loss(jax, "local_gradients")).items()}

@@ -27,7 +27,7 @@ def compare_numerics(
 
     Args:
         jax, torch: (float64 records, float32 records).
-        facts: facts about the training loop. The updates of a port's `flax_step` are left out: its optimizer does not
+        facts: facts about the training loop. The updates of a port's `jax_step` are left out: its optimizer does not
             get the reference's gradients, and Adam amplifies the rounding of small ones.
 
     Returns:

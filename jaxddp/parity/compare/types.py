@@ -114,7 +114,7 @@ def _fix(kind: str, name: str, torch: str, jax: str) -> str:
     at = {
         "parameters": f"param_dtype=jnp.{torch}, or dtype=jnp.{torch} where the array is made",
         "buffers": f"make the array with dtype=jnp.{torch}",
-        "inputs": f"return the entry as {torch} from flax_batch",
+        "inputs": f"return the entry as {torch} from jax_batch",
         "losses": f"compute the loss in {torch}: its logits.astype(jnp.{torch})",
     }
     option = {"exp_avg": "mu_dtype", "momentum_buffer": "accumulator_dtype"}.get(name.partition(":")[0])

@@ -28,7 +28,7 @@ class ConvertOptions:
     """
 
     port: Annotated[Positional[Path], arg(metavar="PORT.py")]
-    """Port or run file with torch_model, flax_model and, where they differ, names; its code is run. Options of a run
+    """Port or run file with torch_model, jax_model and, where they differ, names; its code is run. Options of a run
     file may follow as flags: --layers 12."""
     weights: Annotated[Positional[Path], arg(metavar="WEIGHTS.safetensors")]
     """File to convert."""

@@ -45,7 +45,7 @@ class ModelPair:
             InputError: the model is not a jax model, or its arrays do not map to torch's.
         """
         batch = partial(port.first_batch, "jax")
-        functional = functional_of(port.flax_model(), port.flax_loss, batch, port.no_twin)
+        functional = functional_of(port.jax_model(), port.jax_loss, batch, port.no_twin)
         module = port.torch_model().cpu()
         converter = Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
         arrays = functional.params | functional.buffers

@@ -16,16 +16,16 @@ from jaxddp.parity.operations import Lines, OptimizerLines
 from jaxddp.parity.torch_side.optimizer_line import TorchOptimizerLine
 from jaxddp.parity.user_code.stated import returned_at
 
-# Functions of each side; a port has one of them. MEAN: the mean over the replicas in a `flax_step`.
-SAMPLES = ("flax_batch", "batch"), ("torch_batch", "batch")
-LOSS = ("flax_loss",), ("torch_loss",)
-REDUCTION = (MEAN, "flax_step"), ("torch_step",)
-CLIPPED = (MEAN, "flax_step"), ("clip_grad_norm", "torch_clip_grad_norm", "clip_grad_value", "torch_step")
-IN_STEP = ("flax_step",), ("torch_step",)
-STEP = ("flax_step", "flax_loss"), ("torch_step", "torch_loss")
-START = ("flax_start",), ()
-RESTORE = ("flax_restore",), ()
-MODEL = "flax_model"
+# Functions of each side; a port has one of them. MEAN: the mean over the replicas in a `jax_step`.
+SAMPLES = ("jax_batch", "batch"), ("torch_batch", "batch")
+LOSS = ("jax_loss",), ("torch_loss",)
+REDUCTION = (MEAN, "jax_step"), ("torch_step",)
+CLIPPED = (MEAN, "jax_step"), ("clip_grad_norm", "torch_clip_grad_norm", "clip_grad_value", "torch_step")
+IN_STEP = ("jax_step",), ("torch_step",)
+STEP = ("jax_step", "jax_loss"), ("torch_step", "torch_loss")
+START = ("jax_start",), ()
+RESTORE = ("jax_restore",), ()
+MODEL = "jax_model"
 CLIPPING = ("clip_missing", "clip_norm", "clip_by_value", "clip_epsilon")  # faults of a step or a chain that clips
 SCHEDULE = ("schedule", "lr_off_by_one", "warmup_start", "scheduler_too_fast", "rate_rounded")
 Functions = tuple[tuple[str, ...], tuple[str, ...]]

@@ -157,14 +157,14 @@ def _explain_samples(evidence: Evidence) -> Ruling:
 
 
 def _restored(evidence: Evidence, searches: InterruptibleSearches) -> Ruling | None:
-    """Return the ruling that the port's `flax_restore` changes the state, with its line; None: it does not."""
+    """Return the ruling that the port's `jax_restore` changes the state, with its line; None: it does not."""
     at = evidence.facts.restore_at
     changed = evidence.jax[at].get("restored", {}) if at is not None and at < len(evidence.jax) else {}
     if not changed:
         return None
     each = [f"{name} from {x:.6g} to {y:.6g}" for name, (x, y) in changed.items()]
     says = f"restoring after step {at} changes {listed([*changed], joint=', ')}"
-    measured = f"flax_restore, which must return the state that it is given, changes {listed(each, joint=', ')}"
+    measured = f"jax_restore, which must return the state that it is given, changes {listed(each, joint=', ')}"
     ruling = Ruling((Hypothesis(("resume_lost_state",), says, 0.0, measured=measured),), None)
     return with_function_lines(evidence, searches, ruling, RESTORE)
 
@@ -229,7 +229,7 @@ def _comparable(evidence: Evidence) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _explain_reduction(evidence: Evidence, searches: InterruptibleSearches) -> Iterator[Difference]:
-    """Explain how the port's `flax_step` combines the micro-batches' gradients."""
+    """Explain how the port's `jax_step` combines the micro-batches' gradients."""
     first = evidence.judgement.first
     stages = [stage for stage in (OWN_LOCAL, "gradients", "clipped_gradients") if stage in first]
     if not stages:

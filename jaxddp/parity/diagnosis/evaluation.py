@@ -250,8 +250,8 @@ def _functions(name: str) -> Functions:
     if is_output(name):
         return ("predict",), ("predict",)
     if name.endswith("loss"):
-        return ("flax_loss",), ("torch_loss",)
-    return ("flax_metrics", "metrics"), ("torch_metrics", "metrics")
+        return ("jax_loss",), ("torch_loss",)
+    return ("jax_metrics", "metrics"), ("torch_metrics", "metrics")
 
 
 def _cause(

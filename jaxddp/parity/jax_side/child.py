@@ -125,7 +125,7 @@ def _begun(job: Free | Forced, tell: Tell) -> RecordWriter:
     """Return the writer of a job's records, before the job's first step."""
     if is_large_model(job.start):
         free_at_once()
-    tell("flax_model or step 1")
+    tell("jax_model or step 1")
     return RecordWriter(job.folder)
 
 
@@ -158,7 +158,7 @@ class Starts:
     """A job that compares the weights from which the replicas start.
 
     Attributes:
-        case: a port with a `flax_start`.
+        case: a port with a `jax_start`.
         weights: torch's initial weights.
     """
 
@@ -167,7 +167,7 @@ class Starts:
 
     def run(self, tell: Tell) -> dict[str, float]:
         """Return, for each tensor that differs between replicas, the largest difference from replica 0."""
-        tell("flax_start")
+        tell("jax_start")
         of_ranks = starting_weights(self.case, self.weights)
         return {
             name: max(float(np.max(np.abs(tensors[name] - first))) for tensors in of_ranks)
@@ -190,10 +190,10 @@ class NarrowArrays:
 
     def run(self, tell: Tell) -> tuple[str, ...]:
         """Return the names of the optimizer's fields and of the constants."""
-        tell("flax_optimizer")
+        tell("jax_optimizer")
         with jax.enable_x64(True):
             side = side_of(self.case)
-            buffers = pure_loss(self.case.port, self.case.port.flax_model())[0].buffers
+            buffers = pure_loss(self.case.port, self.case.port.jax_model())[0].buffers
             opt_state = side.replica_step.init(*side.from_torch(self.start)).opt_state
         narrow = [path for path, x in jax.tree_util.tree_flatten_with_path(opt_state)[0] if is_narrow(x)]
         fields = [next((x.name for x in reversed(path) if hasattr(x, "name")), "state") for path in narrow]

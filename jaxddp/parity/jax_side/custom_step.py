@@ -1,4 +1,4 @@
-"""A port's `flax_step`, which replaces jaxddp's replica step and works on the model's trees."""
+"""A port's `jax_step`, which replaces jaxddp's replica step and works on the model's trees."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ class ModelTrees:
 
 @dataclass(frozen=True)
 class CustomStep:
-    """A port's `flax_step` with the interface of `ReplicaStep`.
+    """A port's `jax_step` with the interface of `ReplicaStep`.
 
     The stages "pure_local_loss" and "pure_local_gradients" are those of jaxddp's step with the port's loss. They show
     whether model and loss are right, whatever the port's step does.
@@ -95,13 +95,13 @@ class CustomStep:
         next_state, stages = returned if isinstance(returned, tuple) else (returned, {})
         if not isinstance(next_state, TrainState):
             kind = type(next_state).__name__
-            raise InputError(f"flax_step: must return a TrainState, or one and its stages, and returns {kind}")
+            raise InputError(f"jax_step: must return a TrainState, or one and its stages, and returns {kind}")
         if unknown := set(stages) - set(SHOWN):
-            raise InputError(f"flax_step: shows {', '.join(sorted(unknown))}; known are {', '.join(SHOWN)}")
+            raise InputError(f"jax_step: shows {', '.join(sorted(unknown))}; known are {', '.join(SHOWN)}")
         next_state = self.trees.flat(next_state)
         for kind in ("params", "buffers"):
             if problems := differences(getattr(next_state, kind), getattr(state, kind)):
-                raise InputError(f"flax_step: must return all {kind} of the state: {listed(problems)}")
+                raise InputError(f"jax_step: must return all {kind} of the state: {listed(problems)}")
         shown = {name: x if name == "local_loss" else self.trees.params.flat(x) for name, x in stages.items()}
         local = self.step.local.accumulate(state, batch).result
         denominator = self.step.denominator(local)

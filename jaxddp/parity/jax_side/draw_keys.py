@@ -60,7 +60,7 @@ class DrawKeys:
         tell("keys of random numbers")
         port, draws = self.source.port(), list[KeyedDraw]()
         with jax.enable_x64(True):
-            return tuple(self._keyed(port, draws)), asks_for(port.flax_loss, "key")
+            return tuple(self._keyed(port, draws)), asks_for(port.jax_loss, "key")
 
     def _keyed(self, port: Port, draws: list[KeyedDraw]) -> list[KeyedDraw]:
         functional, loss = _placed_loss(port, draws)
@@ -103,7 +103,7 @@ def _placed_loss(port: Port, draws: list[KeyedDraw]) -> tuple[Any, Callable[...,
         keys.append(jax.random.key_data(key) if typed else key)
         draws.append(KeyedDraw(kind, tuple(shape), _line_of_key(), np.zeros(0)))
 
-    original = port.flax_loss
+    original = port.jax_loss
 
     @wraps(original)
     def noted(*arguments: Any, **more: Any) -> Any:
@@ -112,8 +112,8 @@ def _placed_loss(port: Port, draws: list[KeyedDraw]) -> tuple[Any, Callable[...,
         with replaced_samplers(keyed_samplers(note)):
             return original(*arguments, **more)
 
-    port = replace(port, flax_loss=noted)
-    functional, _ = pure_loss(port, port.flax_model())
+    port = replace(port, jax_loss=noted)
+    functional, _ = pure_loss(port, port.jax_model())
 
     def loss(params: Params, buffers: Buffers, batch: Batch, place: Place) -> tuple[list[Any], Buffers]:
         key = jax.random.fold_in(jax.random.key(0), place.step)
@@ -124,7 +124,7 @@ def _placed_loss(port: Port, draws: list[KeyedDraw]) -> tuple[Any, Callable[...,
             at_place = made.at(place) if isinstance(made, RandomLoss) else made
             _, after = at_place(params, buffers, {name: x for name, x in batch.items() if name != "valid"})
         elif isinstance(functional, PlainFunctional):
-            given_key = bound(port.flax_loss, key=key)
+            given_key = bound(port.jax_loss, key=key)
             _, after = functional.local_loss(lambda *given: given_key(*given))(params, buffers, batch)
         else:
             given_key = partial(losses_of_port, port, key=key)

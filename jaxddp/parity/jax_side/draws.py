@@ -58,7 +58,7 @@ UNSEEN = "call jax.random.normal, uniform or bernoulli by their names"
 
 
 def draws_of(port: Port, types: HeldTypes | None = None) -> tuple[Draw, ...]:
-    """Return the draws of the jax loss, or of the `flax_step` beside a `torch_step`, for one micro-batch, in order.
+    """Return the draws of the jax loss, or of the `jax_step` beside a `torch_step`, for one micro-batch, in order.
 
     Args:
         port: the port.
@@ -72,7 +72,7 @@ def draws_of(port: Port, types: HeldTypes | None = None) -> tuple[Draw, ...]:
     @wraps(function)
     def noted(*arguments: Any, **more: Any) -> Any:
         draws.clear()  # a linen module is initialised by the loss, too
-        before = parameters_of(arguments[0]) if name == "flax_loss" else {}  # a step keeps what it sets
+        before = parameters_of(arguments[0]) if name == "jax_loss" else {}  # a step keeps what it sets
         with replaced_samplers(_noting(arguments, draws)):
             returned = function(*arguments, **more)
         written.clear()
@@ -82,10 +82,10 @@ def draws_of(port: Port, types: HeldTypes | None = None) -> tuple[Draw, ...]:
         return returned
 
     port = replace(port, **{name: noted})  # type: ignore[arg-type]
-    functional, local_loss = pure_loss(port, port.flax_model())
+    functional, local_loss = pure_loss(port, port.jax_model())
     loss: Callable[..., Any] = local_loss
-    if port.flax_step is not None and port.torch_step is not None:
-        loss = partial(losses_alone, multi_loss_step(functional, port.flax_step, port.flax_optimizer))
+    if port.jax_step is not None and port.torch_step is not None:
+        loss = partial(losses_alone, multi_loss_step(functional, port.jax_step, port.jax_optimizer))
     batch = jax.tree.map(jnp.asarray, port.first_batch("jax"))
 
     def of_params(params: Params) -> Any:
@@ -103,17 +103,17 @@ def draws_of(port: Port, types: HeldTypes | None = None) -> tuple[Draw, ...]:
 
 
 def _types_of_losses(port: Port, function: Callable[..., Any], returned: Any) -> dict[str, HeldType]:
-    """Return the types of what a loss, or a `flax_step` beside a `torch_step`, returns."""
+    """Return the types of what a loss, or a `jax_step` beside a `torch_step`, returns."""
     if port.torch_step is not None:
-        losses = named_losses("flax_step", returned[1] if isinstance(returned, tuple) else returned)
+        losses = named_losses("jax_step", returned[1] if isinstance(returned, tuple) else returned)
     else:
-        losses = {"loss": as_losses(returned[0] if carries_state(port.flax_loss) else returned).values}
+        losses = {"loss": as_losses(returned[0] if carries_state(port.jax_loss) else returned).values}
     line = line_of_function(function)
     return {name: HeldType(x.dtype.name, line) for name, x in losses.items() if hasattr(x, "dtype")}
 
 
 def serving(port: DrawnPort) -> DrawnPort:
-    """Return the port with a jax loss, or a `flax_step`, that takes its random numbers from the batch."""
+    """Return the port with a jax loss, or a `jax_step`, that takes its random numbers from the batch."""
     name, function = _drawing(port)
 
     @wraps(function)
@@ -130,14 +130,14 @@ def serving(port: DrawnPort) -> DrawnPort:
 
 def _drawing(port: Port) -> tuple[str, Callable[..., Any]]:
     """Return the name of the function that draws, and the function."""
-    if port.torch_step is None or port.flax_step is None:
-        return "flax_loss", port.flax_loss
-    function: Any = port.flax_step
+    if port.torch_step is None or port.jax_step is None:
+        return "jax_loss", port.jax_loss
+    function: Any = port.jax_step
     if getattr(function, "__code__", None) is OF_BATCHES:
         function = function.__wrapped__
     # A jit around the step keeps its first trace, and the tracers of the numbers in it.
     jitted = hasattr(function, "lower") and hasattr(function, "__wrapped__")
-    return "flax_step", of_batches(function.__wrapped__) if jitted else port.flax_step
+    return "jax_step", of_batches(function.__wrapped__) if jitted else port.jax_step
 
 
 def constant_draws() -> AbstractContextManager[None]:

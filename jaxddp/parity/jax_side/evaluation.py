@@ -131,9 +131,9 @@ class _Evaluation:
 
         self._check_modes(batch, valid)
         functions = {"predict": self._port.predict and predict, "metrics": self._port.metrics}
-        metrics = metrics_of(Program("", {**functions, "flax_metrics": self._port.flax_metrics}))
+        metrics = metrics_of(Program("", {**functions, "jax_metrics": self._port.jax_metrics}))
         with constant_draws():
-            loss: LocalLoss = self._functional.local_loss(self._port.flax_loss, train=False, metrics=metrics)
+            loss: LocalLoss = self._functional.local_loss(self._port.jax_loss, train=False, metrics=metrics)
             sums = loss(params, buffers, batch if valid is None else {**batch, PADDING: valid})[0]
         return output_arrays(kept[0]) if kept else self._outputs(params, buffers, batch, valid)[0], sums
 
@@ -141,13 +141,13 @@ class _Evaluation:
         """Raise `NotComparableError` for a loss that no trainer puts into evaluation mode, and that has no mode."""
         if valid is None and PADDING in batch:
             raise NotComparableError(f"has an entry {PADDING} in its batch, which is the name of padding")
-        has_mode = isinstance(self._functional, Functional) or asks_for(self._port.flax_loss, "train")
+        has_mode = isinstance(self._functional, Functional) or asks_for(self._port.jax_loss, "train")
         if valid is None and not has_mode:
-            raise NotComparableError("has a flax_loss that does not ask for `train`")
+            raise NotComparableError("has a jax_loss that does not ask for `train`")
 
     def _of_metrics(self, params: Params, buffers: Buffers, batch: Batch, valid: None) -> Results:
         """Compute the outputs, and the sums of the metrics, of a port that no trainer evaluates by its losses."""
-        measure, nested, size = self._port.flax_metrics or self._port.metrics, from_arrays(batch), num_examples(batch)
+        measure, nested, size = self._port.jax_metrics or self._port.metrics, from_arrays(batch), num_examples(batch)
         with constant_draws():
             outputs = self._port.predict and self._port.predict(*self._arguments(params, buffers), nested)
             returned = measure(outputs, nested) if measure else {}

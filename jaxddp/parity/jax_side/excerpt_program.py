@@ -193,7 +193,7 @@ def excerpt_program(case: AnyCase, start: Arrays, forced: bool, lacking: Collect
 
 
 def _can_run(program: CheckedStep, case: AnyCase, start: Arrays) -> bool:
-    """Return whether vmap can trace a port's `flax_step`; it maps less than pmap, for example no groups of replicas."""
+    """Return whether vmap can trace a port's `jax_step`; it maps less than pmap, for example no groups of replicas."""
     state = jax.eval_shape(program.side.replica_step.init, *program.side.from_torch(start))
     try:
         jax.eval_shape(program.run, state, next(iter(case.batches())))

@@ -69,7 +69,7 @@ def held_types(
         lines: lines at which arrays are made, see `noted_arrays`.
         types: those of its losses, see `draws_of`.
     """
-    home = line_of_function(port.flax_model)
+    home = line_of_function(port.jax_model)
 
     def of(arrays: Mapping[str, Any]) -> dict[str, HeldType]:
         return {name: HeldType(name_of(x.dtype), lines.get(name, home)) for name, x in arrays.items()}
@@ -78,7 +78,7 @@ def held_types(
     types.twins = tuple((piece.torch, piece.jax) for piece in converter.pieces)
     types.products = PRODUCTS.get(precision := _settings()[1] or "", precision)
     with types.collecting("inputs"):
-        if port.flax_batch is not None:
+        if port.jax_batch is not None:
             batch = port.first_batch("jax")
             types.of["inputs"] = {name: HeldType(name_of(x.dtype)) for name, x in batch.items()}
     with types.collecting("moments"):
@@ -94,12 +94,12 @@ def held_types(
 
 def _states(port: Port, model: Any, functional: AnyFunctional) -> list[tuple[Any, SourceLine | None]]:
     """Return the shapes and types of each optimizer's state after an update, and the line that makes the optimizer."""
-    if port.torch_step is not None and port.flax_step is not None:
-        step = multi_loss_step(functional, port.flax_step, port.flax_optimizer)
+    if port.torch_step is not None and port.jax_step is not None:
+        step = multi_loss_step(functional, port.jax_step, port.jax_optimizer)
         shapes = jax.eval_shape(step.init_optimizers, functional.params, functional.buffers)
         states = [tree.flat_within(watched.inner) for tree, watched in step.each(shapes)]
         return [(state, line_of_making(made)) for state, (_, made) in zip(states, step.optimizers, strict=True)]
-    made = transformation_of(port.flax_optimizer, model)
+    made = transformation_of(port.jax_optimizer, model)
     optimizer = seeing(functional.param_tree, made.of_learning if isinstance(made, Grouped) else made)
 
     def updated(params: Any) -> Any:

@@ -82,7 +82,7 @@ class WatchJax:
                     yield Watched(calls, {}, numbers)
 
     def _of_steps(self, side: JaxSide, reference: Trajectory) -> Iterator[Watched]:
-        """Yield the operations of each whole step of a port's `flax_step`, of all replicas together."""
+        """Yield the operations of each whole step of a port's `jax_step`, of all replicas together."""
         step: Any = side.replica_step
         members: list[Called] = []
         of_replica = with_members(lambda state, batch: step(state, batch), members)

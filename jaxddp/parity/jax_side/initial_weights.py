@@ -46,9 +46,9 @@ class JaxInitialWeights:
             side, own = side_of(self.case), dict[str, tuple[int, ...]]()
 
             def tensors_of(port: Port) -> Arrays:
-                tell("flax_model")
+                tell("jax_model")
                 batch = partial(port.first_batch, "jax")
-                functional = functional_of(port.flax_model(), port.flax_loss, batch, port.no_twin)
+                functional = functional_of(port.jax_model(), port.jax_loss, batch, port.no_twin)
                 arrays = {**functional.params, **functional.buffers}
                 own.update({name: x.shape for name, x in arrays.items()})
                 return side.to_torch({name: np.asarray(x) for name, x in arrays.items()})

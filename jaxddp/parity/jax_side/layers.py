@@ -59,8 +59,8 @@ class JaxLayers:
             params, buffers = side.from_torch(reference.before(self.step))
             batch = next(islice(self.case.batches(), self.step, None))
             micro_batch = micro_batches_of(batch, self.rank)[0]
-            model = port.flax_model()
-            functional = functional_of(model, port.flax_loss, partial(port.first_batch, "jax"), port.no_twin)
+            model = port.jax_model()
+            functional = functional_of(model, port.jax_loss, partial(port.first_batch, "jax"), port.no_twin)
             with noted_casts() as casts, side.lifting():
                 record_calls(port, model, functional, (params, buffers), micro_batch, calls)
         converter = Converter(port.torch_model(), functional.shapes, port.names, port.transpose_kernel, port.no_twin)
@@ -117,7 +117,7 @@ def record_calls(
 
     Args:
         port: the port.
-        model: the return value of its flax_model.
+        model: the return value of its jax_model.
         functional: the model's pure side.
         values: parameters and buffers.
         batch: a micro-batch.
@@ -125,14 +125,14 @@ def record_calls(
     """
     batch = jax.tree.map(jax.numpy.asarray, batch)
     if isinstance(functional, PlainFunctional):
-        functional.local_loss(port.flax_loss)(*values, batch)
+        functional.local_loss(port.jax_loss)(*values, batch)
         return
     with ExitStack() as stack:
         if isinstance(functional, Functional):
-            port.flax_loss(listening_nnx(functional, values, calls, stack), batch)
+            port.jax_loss(listening_nnx(functional, values, calls, stack), batch)
         else:
             stack.enter_context(linen.intercept_methods(_heard_linen(calls)))
-            bound(port.flax_loss, key=jax.random.key(0))(Bound(model, functional.variables(*values)), batch)
+            bound(port.jax_loss, key=jax.random.key(0))(Bound(model, functional.variables(*values)), batch)
 
 
 def listening_nnx(

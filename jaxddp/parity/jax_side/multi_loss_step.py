@@ -1,4 +1,4 @@
-"""A port's `flax_step` that mirrors a `torch_step`, watched; see `jaxddp.step.program_step` for its two forms."""
+"""A port's `jax_step` that mirrors a `torch_step`, watched; see `jaxddp.step.program_step` for its two forms."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -60,7 +60,7 @@ class MultiLossStep(ProgramStep):
         for tree, one in self.each(opt_state):
             if one.updates > 1:
                 name = min(tree.flat(one.received))
-                raise InputError(f"flax_step: updates {name} twice; must make one update with each optimizer")
+                raise InputError(f"jax_step: updates {name} twice; must make one update with each optimizer")
         return [tree.flat_within(one.inner) for tree, one in self.each(opt_state)]
 
     @abstractmethod

@@ -187,7 +187,7 @@ class NamesTrial:
     def _residuals(self, table: Names) -> dict[str, float]:
         """Return the residual of each layer's output, or of each loss, under a table; {} if none can be computed."""
         if (text := str(table)) not in self._passes and self._of_torch.tensors and len(self._passes) < MOST_TABLES:
-            self._tell(f"flax_loss, to try names, pass {len(self._passes) + 1}")
+            self._tell(f"jax_loss, to try names, pass {len(self._passes) + 1}")
             self._passes[text] = self._pass(table)
         return self._passes.get(text, {})
 
@@ -220,10 +220,10 @@ class NamesTrial:
         """Return the losses of one step, taken on one replica, or the loss of a plain tree."""
         (params, buffers), floats = self._inputs(arrays)
         if isinstance(self._functional, PlainFunctional) and self._port.torch_step is None:
-            sums, _ = self._functional.local_loss(self._port.flax_loss)(params, buffers, floats)
+            sums, _ = self._functional.local_loss(self._port.jax_loss)(params, buffers, floats)
             return {"loss": np.asarray(sums["loss"] / sums["count"])}
-        assert self._port.flax_step is not None, "checked by Port"
-        step = multi_loss_step(self._functional, self._port.flax_step, self._port.flax_optimizer)
+        assert self._port.jax_step is not None, "checked by Port"
+        step = multi_loss_step(self._functional, self._port.jax_step, self._port.jax_optimizer)
         losses = jax.jit(partial(losses_alone, step))(params, buffers, floats)
         return {name: np.asarray(loss) for name, loss in losses.items()}
 

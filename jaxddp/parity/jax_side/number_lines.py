@@ -31,7 +31,7 @@ class NumberLines:
 
     def run(self, tell: Tell) -> dict[float, SourceLine]:
         """Return the lines of those numbers that the step states."""
-        tell("flax_step or flax_loss")
+        tell("jax_step or jax_loss")
         stated = [*_stated(program_of_step(self.case, self.start))]
         lines = {n: next((line for x, line in stated if _is_near(x, n)), None) for n in self.numbers}
         return {number: line for number, line in lines.items() if line is not None}

@@ -113,16 +113,16 @@ class JaxOptimizerLine:
 
     def run(self, tell: Tell) -> OptimizerLines:
         """Return the lines; none for a built-in model, or an optimizer that is not made by optax's functions."""
-        tell("flax_optimizer")
+        tell("jax_optimizer")
         port = getattr(self.case, "port", None)
-        if port is None or port.flax_optimizer is None:
+        if port is None or port.jax_optimizer is None:
             return OptimizerLines()
         made, schedule = None, None
         with jax.enable_x64(True), contextlib.suppress(Exception):  # the run of the port reports it
             if port.torch_step:
                 made = self._one_of_several()
             else:
-                made = transformation_of(port.flax_optimizer, port.flax_model())
+                made = transformation_of(port.jax_optimizer, port.jax_model())
                 schedule = self._schedule()
         line = line_of_making(made)
         return OptimizerLines(line, schedule or called_at(line, dir(optax.schedules)))

@@ -34,7 +34,7 @@ class PortLines:
     Attributes:
         case: model or port.
         start: initial weights of the reference.
-        names: the functions; `MEAN` for the line of `flax_step` that averages over the replicas.
+        names: the functions; `MEAN` for the line of `jax_step` that averages over the replicas.
     """
 
     case: AnyCase
@@ -54,7 +54,7 @@ class PortLines:
         if isinstance(source, PortFile):
             numbers = (name for name in self.names if isinstance(getattr(port, name, None), float))
             found |= {name: home_of(Path(source.path), name) for name in numbers}
-        if MEAN in self.names and getattr(port, "flax_step", None) is not None:
+        if MEAN in self.names and getattr(port, "jax_step", None) is not None:
             with contextlib.suppress(Exception):  # the run of the port reports it
                 found[MEAN] = self._mean()
         return {name: line for name, line in found.items() if line is not None}
@@ -68,7 +68,7 @@ class PortLines:
 
 @dataclass(frozen=True)
 class StepCollectives:
-    """A job that returns the sizes of what a `flax_step` exchanges between replicas.
+    """A job that returns the sizes of what a `jax_step` exchanges between replicas.
 
     Attributes:
         case: the port.
@@ -80,7 +80,7 @@ class StepCollectives:
 
     def run(self, tell: Tell) -> tuple[int, ...]:
         """Return the number of elements that each collective of the step is given."""
-        tell("flax_step")
+        tell("jax_step")
         return tuple(size_of(one) for one in collectives(program_of_step(self.case, self.start)))
 
 

@@ -73,7 +73,7 @@ class CompareRates:
         if is_large_model(self.start):
             free_at_once()
         result = RatesComparison(self.torch.last, constant=self.torch.is_constant)
-        result.alone = getattr(getattr(self.case, "port", None), "flax_step", None) is None
+        result.alone = getattr(getattr(self.case, "port", None), "jax_step", None) is None
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             side = side_of(self.case)
             several = isinstance(side.replica_step, MultiLossStep)
@@ -87,7 +87,7 @@ class CompareRates:
                 chosen, response = looked_at(program, sample)
                 if several and all(map(response.corrects, response.owners)):
                     if not self.torch.is_constant:
-                        result.leave_out("Rates that the flax_step may change by itself were not compared.")
+                        result.leave_out("Rates that the jax_step may change by itself were not compared.")
                     continue
                 OptimizerComparison(self.torch, chosen, response, result, self.case.steps).compare()
         return result

@@ -71,7 +71,7 @@ def forced_records(
     """Take every step from the reference's state before it, so that no step inherits a difference; yield the records.
 
     Only the optimizer state carries over from step to step: the optimizer is given the reference's gradients in every
-    step, and "update" is its output. A port's `flax_step` contains its optimizer, which gets the step's gradients.
+    step, and "update" is its output. A port's `jax_step` contains its optimizer, which gets the step's gradients.
 
     Args:
         case: model or port, world size, dtype and batches.
@@ -157,7 +157,7 @@ def _multi_loss_step(
     of_jax, of_torch = (sorted(x["local_loss"]) for x in (record, reference.records[number]))
     if of_jax != of_torch:
         raise InputError(
-            f"flax_step: returns the losses {', '.join(of_jax)}; must be torch_step's, {', '.join(of_torch)}"
+            f"jax_step: returns the losses {', '.join(of_jax)}; must be torch_step's, {', '.join(of_torch)}"
         )
     record |= stages_of_optimizer(program.side, updates, shown, state.params) | _shown(shown)
     return record, dataclasses.replace(after, params={}, opt_state=opt_state)
@@ -193,14 +193,14 @@ def _program(
 
 
 def starting_weights(case: AnyCase, weights: Arrays) -> list[Arrays]:
-    """Return the parameters that each replica starts from, made by the port's `flax_start` if it has one.
+    """Return the parameters that each replica starts from, made by the port's `jax_start` if it has one.
 
     Args:
         case: model or port.
         weights: initial weights under torch's names.
 
     Raises:
-        InputError: `flax_start` returns anything but the model's parameters.
+        InputError: `jax_start` returns anything but the model's parameters.
     """
     with jax.enable_x64(case.dtype == "float64"):
         side = case.jax_side()
@@ -210,12 +210,12 @@ def starting_weights(case: AnyCase, weights: Arrays) -> list[Arrays]:
         of_ranks = [side.start(params, rank) for rank in range(case.world_size)]
         for rank, started in enumerate(of_ranks):
             if problems := differences(started, params):
-                raise InputError(f"flax_start(params, {rank}): must return the parameters: {listed(problems)}")
+                raise InputError(f"jax_start(params, {rank}): must return the parameters: {listed(problems)}")
         return [side.to_torch(jax.device_get(started)) for started in of_ranks]
 
 
 def _restored(side: JaxSide, state: TrainState, steps: int) -> TrainState:
-    """After `restore_at` steps, save and load the state by the port's `flax_restore`; else return it unchanged."""
+    """After `restore_at` steps, save and load the state by the port's `jax_restore`; else return it unchanged."""
     return side.restore(state) if side.restore is not None and steps == side.restore_at else state
 
 

@@ -103,15 +103,15 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
         InputError: the model is not a jax model, or its arrays do not map to torch's.
     """
     with in_float64(["float32"]) if wide else nullcontext():
-        model = port.flax_model()
+        model = port.jax_model()
         functional, local_loss = pure_loss(port, model)
     params, buffers = functional.params, functional.buffers
 
     def step_within(context: Context) -> ReplicaStep | CustomStep | MultiLossStep:
         if port.torch_step is None:
             return _step_of_port(port, model, functional, of_own_batch(within(context, local_loss)), steps, wide)
-        assert port.flax_step is not None, "checked by Port"
-        return multi_loss_step(functional, within(context, port.flax_step), port.flax_optimizer)
+        assert port.jax_step is not None, "checked by Port"
+        return multi_loss_step(functional, within(context, port.jax_step), port.jax_optimizer)
 
     lifting = _lifting(port, functional, step_within, casts) if dtype == "float64" else nullcontext
     module = port.torch_model()
@@ -145,8 +145,8 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
         to_torch,
         from_torch,
         "gradients" if port.facts.clips_inside else "clipped_gradients",
-        port.flax_start and partial(_started, port.flax_start, trees),
-        port.flax_restore and partial(_restored, port.flax_restore, trees),
+        port.jax_start and partial(_started, port.jax_start, trees),
+        port.jax_restore and partial(_restored, port.jax_restore, trees),
         port.restore_at,
         lifting,
         tuple(without_twin),
@@ -159,7 +159,7 @@ def _step_of_port(
 ) -> ReplicaStep | CustomStep:
     config = port.optimizer_config
     if config is None:
-        optimizer = transformation_of(port.flax_optimizer, model)
+        optimizer = transformation_of(port.jax_optimizer, model)
         optimizer = wide_optimizer(optimizer) if wide and hasattr(optimizer, "init") else optimizer
     else:
         optimizer = optim.from_config(config, port.total_steps or steps)
@@ -177,7 +177,7 @@ def _step_of_port(
         **groups,
     )
     trees = ModelTrees(functional.param_tree, functional.buffer_tree)
-    return step if port.flax_step is None else CustomStep(step, port.flax_step, optimizer, trees)
+    return step if port.jax_step is None else CustomStep(step, port.jax_step, optimizer, trees)
 
 
 def _lifting(
@@ -198,12 +198,12 @@ def _lifting(
     return nullcontext
 
 
-def _started(flax_start: Callable[[Any, int], Any], trees: ModelTrees, params: Params, rank: int) -> Params:
-    return trees.params.flat(flax_start(trees.params.nest(params), rank))
+def _started(jax_start: Callable[[Any, int], Any], trees: ModelTrees, params: Params, rank: int) -> Params:
+    return trees.params.flat(jax_start(trees.params.nest(params), rank))
 
 
-def _restored(flax_restore: Callable[[Any], Any], trees: ModelTrees, state: TrainState) -> TrainState:
-    return trees.flat(flax_restore(trees.nest(state)))
+def _restored(jax_restore: Callable[[Any], Any], trees: ModelTrees, state: TrainState) -> TrainState:
+    return trees.flat(jax_restore(trees.nest(state)))
 
 
 def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, params: Params) -> None:
@@ -216,7 +216,7 @@ def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, pa
         if piece.summand and piece.summand.first not in trained and piece.torch in trained:
             raise InputError(f"names: {piece.jax}: {piece.summand.first} is frozen; name {piece.torch} first")
     frozen = [piece.torch for piece in converter.pieces if not piece.summand and piece.torch in learns.keys() - trained]
-    if frozen and port.clip_grad_norm is not None and port.flax_step is None:
+    if frozen and port.clip_grad_norm is not None and port.jax_step is None:
         raise InputError(
             f"clip_grad_norm: torch's norm leaves out {frozen[0]}, which is frozen, and jaxddp's does not; "
             "clip in the optax chain and give torch_clip_grad_norm instead"
@@ -225,9 +225,9 @@ def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, pa
 
 def pure_loss(port: Port, model: Any) -> tuple[AnyFunctional, LocalLoss]:
     """Return the model's pure side, and the loss as a pure function of parameters, buffers and a batch."""
-    functional = functional_of(model, port.flax_loss, partial(port.first_batch, "jax"), port.no_twin)
+    functional = functional_of(model, port.jax_loss, partial(port.first_batch, "jax"), port.no_twin)
     if isinstance(functional, PlainFunctional):
-        return functional, functional.local_loss(port.flax_loss)
+        return functional, functional.local_loss(port.jax_loss)
     loss_fn = partial(losses_of_port, port)
     if not isinstance(functional, Functional):
         return functional, functional.local_loss(loss_fn)
@@ -241,8 +241,8 @@ def pure_loss(port: Port, model: Any) -> tuple[AnyFunctional, LocalLoss]:
 
 def losses_of_port(port: Port, model: Any, batch: Batch, key: jax.Array | None = None) -> Losses:
     """Compute the port's loss as `Losses`; `key`: for a loss that asks for one."""
-    loss = port.flax_loss if key is None else bound(port.flax_loss, key=key)
-    return as_losses(loss(model, batch), "flax_loss")
+    loss = port.jax_loss if key is None else bound(port.jax_loss, key=key)
+    return as_losses(loss(model, batch), "jax_loss")
 
 
 def optimizer_tensors(opt_state: Any, params: Params, to_torch: Callable[[Mapping[str, Any]], Tensors]) -> Tensors:

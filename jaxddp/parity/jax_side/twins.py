@@ -70,16 +70,16 @@ class FindTwins:
         """Map the arrays and trace the loss.
 
         Raises:
-            InputError: `flax_batch` returns other values at its second call, or a model has a complex array.
+            InputError: `jax_batch` returns other values at its second call, or a model has a complex array.
         """
         port = self.case.port
-        if port.flax_batch is not None:
-            tell("flax_batch(0, 0)")
+        if port.jax_batch is not None:
+            tell("jax_batch(0, 0)")
             _check_repeats(port)
-        tell("flax_model or flax_loss")
+        tell("jax_model or jax_loss")
         with noted_arrays() as made:
-            model = port.flax_model()
-            functional = functional_of(model, port.flax_loss, partial(port.first_batch, "jax"), port.no_twin)
+            model = port.jax_model()
+            functional = functional_of(model, port.jax_loss, partial(port.first_batch, "jax"), port.no_twin)
         made_at = lines_of_arrays(model, made)
         module = port.torch_model()
         _check_real(functional, module, port.no_twin)
@@ -91,7 +91,7 @@ class FindTwins:
             return replace(_proposal(port, error, model, functional, module, tell), draws=_draws(self.case))
         names: dict[str, str] = {}
         if may_flatten(module) or any(piece.other_axes for piece in converter.pieces):
-            tell("flax_loss and torch_loss, to see the order of flattened images and of axes")
+            tell("jax_loss and torch_loss, to see the order of flattened images and of axes")
             trial = NamesTrial(port, model, functional, module, _probe(port), tell)
             lines = trial.lines(port.names)
             settled, _ = trial.settle(lines)
@@ -100,7 +100,7 @@ class FindTwins:
         summands = tuple(piece.summand for piece in converter.pieces if piece.summand)
         types = HeldTypes()
         draws = _draws(self.case, types)
-        tell("flax_optimizer")
+        tell("jax_optimizer")
         types = held_types(port, model, functional, converter, made_at, types)
         return FoundTwins(names=names, draws=draws, summands=summands, types=types)
 
@@ -117,7 +117,7 @@ class FindDraws:
 
     def run(self, tell: Tell) -> tuple[Draw, ...] | InputError:
         """Return the draws, or why the loss cannot be computed."""
-        tell("flax_loss")
+        tell("jax_loss")
         return _draws(self.case)
 
 
@@ -142,8 +142,8 @@ class FindCrossedNames:
     def run(self, tell: Tell) -> tuple[dict[str, str], str]:
         """Return the table with the two swapped, and what was found in words; ({}, ""): nothing."""
         port, module = self.case.port, self.case.port.torch_model()
-        model = port.flax_model()
-        functional = functional_of(model, port.flax_loss, partial(port.first_batch, "jax"), port.no_twin)
+        model = port.jax_model()
+        functional = functional_of(model, port.jax_loss, partial(port.first_batch, "jax"), port.no_twin)
         trial = NamesTrial(port, model, functional, module, _probe(port), tell)
         table, says = trial.crossed(port.names) or ({}, "")
         return _as_text(table), says
@@ -154,25 +154,23 @@ def _check_real(functional: AnyFunctional, module: Any, constants: Collection[st
     check_real(module)
     for name, value in {**functional.params, **functional.buffers}.items():
         if name not in constants and jnp.issubdtype(value.dtype, jnp.complexfloating):
-            raise complex_error("flax_model", name, value.dtype)
+            raise complex_error("jax_model", name, value.dtype)
 
 
 def _check_repeats(port: Port) -> None:
-    """Raise if a `flax_batch` depends on more than step and rank; torch's, and a shared one, are checked by torch."""
+    """Raise if a `jax_batch` depends on more than step and rank; torch's, and a shared one, are checked by torch."""
     batches = []
     with contextlib.suppress(Exception):  # the run reports an error
         batches = [port.first_batch("jax") for _ in range(2)]
     if batches and not are_equal(*batches):
-        raise InputError(
-            "flax_batch(0, 0): returns other values at its second call; must depend on step and rank alone"
-        )
+        raise InputError("jax_batch(0, 0): returns other values at its second call; must depend on step and rank alone")
 
 
 def _proposal(
     port: Port, error: NamesError, model: Any, functional: AnyFunctional, module: Any, tell: Tell
 ) -> FoundTwins:
     """Return what may help: a table of names, constants of either side, and why there is nothing else."""
-    tell("flax_loss and torch_loss, to see the order of the layers")
+    tell("jax_loss and torch_loss, to see the order of the layers")
     of_torch = _probe(port)
     orders = _order_of_jax(port, model, functional), [*of_torch.calls.used]
     constants, proposal = list[str](), error.propose(*orders)
@@ -216,11 +214,11 @@ def _order_of_jax(port: Port, model: Any, functional: AnyFunctional) -> Sequence
     calls = LayerCalls()
     try:
         batch = jax.tree.map(jnp.asarray, port.first_batch("jax"))
-        if port.torch_step is not None and port.flax_step is not None:
-            step = multi_loss_step(functional, port.flax_step, port.flax_optimizer)
+        if port.torch_step is not None and port.jax_step is not None:
+            step = multi_loss_step(functional, port.jax_step, port.jax_optimizer)
             return _order_of_use(partial(losses_alone, step), functional, batch)
         if isinstance(functional, PlainFunctional):
-            return _order_of_use(functional.local_loss(port.flax_loss), functional, batch)
+            return _order_of_use(functional.local_loss(port.jax_loss), functional, batch)
         record_calls(port, model, functional, (functional.params, functional.buffers), batch, calls)
     except Exception:  # the run of the port reports it
         return ()

@@ -44,7 +44,7 @@ def of_own_batch(loss: LocalLoss) -> LocalLoss:
         names = [name for branch in branches for name, _ in primitives(jax.make_jaxpr(branch)().jaxpr)]
         if any(name.startswith((*COLLECTIVES, "pmax", "pmin")) for name in names):
             raise InputError(
-                "flax_loss: communicates between replicas whose batches differ in shape, and each runs its own branch "
+                "jax_loss: communicates between replicas whose batches differ in shape, and each runs its own branch "
                 "of the program; must not, or get equal shapes from batch"
             )
         result: tuple[Sums, Buffers] = lax.switch(jnp.array(batch.which)[rank()], branches)

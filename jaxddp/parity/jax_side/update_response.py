@@ -71,7 +71,7 @@ class Count(NamedTuple):
 
 
 def programs_of(case: AnyCase, side: JaxSide, start: Arrays, trained: Sequence[str]) -> Iterator[Program]:
-    """Yield the program of each optimizer of a case, on made gradients; of a `flax_step`, on the first batch.
+    """Yield the program of each optimizer of a case, on made gradients; of a `jax_step`, on the first batch.
 
     Args:
         case: model or port.
@@ -245,7 +245,7 @@ def _advanced(program: Program) -> tuple[Any, int, tuple[Count, ...]]:
     numbers, period = [_numbers(state)], 0
     while not period or len(numbers) < UPDATES * period:
         if len(numbers) > LONGEST and not period:
-            raise InputError(f"flax_optimizer: optax.MultiSteps makes no update in {LONGEST} steps")
+            raise InputError(f"jax_optimizer: optax.MultiSteps makes no update in {LONGEST} steps")
         state = advance(program.gradients(len(numbers) - 1), state)
         numbers.append(_numbers(state))
         if not period and (place is None or numbers[-1][place] == numbers[0][place]):

@@ -113,7 +113,7 @@ class Proposals:
         if not self._trials.has(group[0]):
             return REMOVED if self._files.texts else NOT_FORCED
         for difference in group:
-            home = self._home(difference, "flax")
+            home = self._home(difference, "jax")
             if home is None:
                 return NO_LINE
             if not self._files.has(home.path):
@@ -123,7 +123,7 @@ class Proposals:
     def _home(self, difference: Difference, side: str) -> SourceLine | None:
         """Return the line that is quoted of a side, or that of the function that computes the stage."""
         found = difference.cause or difference
-        quote = found.jax if side == "flax" else found.torch
+        quote = found.jax if side == "jax" else found.torch
         if quote is None:
             return home_of_stage(self._files.port, difference.stage, side)
         return SourceLine(quote.path, quote.line)
@@ -158,7 +158,7 @@ class Proposals:
 
     def _edited(self, texts: Texts, difference: Difference) -> Iterator[Texts]:
         """Yield the texts with one candidate for a difference."""
-        home, there = self._home(difference, "flax"), self._home(difference, "torch")
+        home, there = self._home(difference, "jax"), self._home(difference, "torch")
         assert home is not None, "checked by _why_none"
         path = os.path.realpath(home.path)
         text = self._files.text(path, texts)

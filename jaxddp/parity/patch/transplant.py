@@ -74,7 +74,7 @@ class Mirror:
     def _name(self, source: FileText, function: ast.FunctionDef) -> str:
         """Return class and name of a function, by which it finds its twin."""
         classes = [x for x in source.statements if isinstance(x, ast.ClassDef) and function in x.body]
-        name = FUNCTIONS.get(function.name, function.name).removeprefix("flax_").removeprefix("torch_")
+        name = FUNCTIONS.get(function.name, function.name).removeprefix("jax_").removeprefix("torch_")
         return f"{classes[-1].name}.{name}" if classes else name
 
     def _translated(self, statement: ast.stmt) -> ast.stmt:

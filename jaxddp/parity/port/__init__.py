@@ -3,11 +3,11 @@
 A port file is plain Python whose top-level names are the fields of `Port`:
 
     def torch_model(): return TorchNet()
-    def flax_model(): return FlaxNet(nnx.Rngs(0))
+    def jax_model(): return FlaxNet(nnx.Rngs(0))
     def torch_loss(model, batch): return F.cross_entropy(model(batch["x"]), batch["y"])
-    def flax_loss(model, batch): return softmax_cross_entropy(model(batch["x"]), batch["y"]).mean()
+    def jax_loss(model, batch): return softmax_cross_entropy(model(batch["x"]), batch["y"]).mean()
     def torch_optimizer(parameters): return torch.optim.AdamW(parameters, lr=1e-3)
-    flax_optimizer = optax.adamw(1e-3, weight_decay=1e-2)
+    jax_optimizer = optax.adamw(1e-3, weight_decay=1e-2)
     def batch(step, rank): return {"x": ..., "y": ...}
 
 This package imports neither framework.

@@ -216,7 +216,7 @@ class Served:
         if (kind, draw.shape) != (expected.kind, expected.shape):
             raise InputError(f"{self._side} draws {draw}, and {expected} for the first batch; must be the same")
         if name not in self._batch or tuple(self._batch[name].shape) != expected.shape:
-            raise InputError("flax_step: must give the loss all entries of the batch, with their shapes")
+            raise InputError("jax_step: must give the loss all entries of the batch, with their shapes")
         self._taken += 1
         return self._batch[name]
 

@@ -30,7 +30,7 @@ UNCHECKED = (
     *(f.name for group in (Parameters, Communication) for f in fields(group) if "weights" not in f.name),
     *("remat", "ema_decay", "swa_start", "join", "amp"),
 )
-BATCHES = {"batch", "torch_batch", "flax_batch"}
+BATCHES = {"batch", "torch_batch", "jax_batch"}
 
 
 class FileError(InputError):
@@ -139,7 +139,7 @@ def load_port(path: str | Path, world_size: int = 1, flags: Sequence[str] = ()) 
         values["optimizer"] = config.with_scaled_lr(world_size)
     if program.get("train_data") is not None and not BATCHES & program.values.keys():
         batches = RunBatches(bound_program, config, world_size)
-        values |= {"torch_batch": batches.torch_batch, "flax_batch": batches.flax_batch}
+        values |= {"torch_batch": batches.torch_batch, "jax_batch": batches.jax_batch}
         per_epoch = batches.steps_per_epoch
         steps = {"steps_per_epoch": per_epoch, "total_steps": config.total_steps(per_epoch)}
         values |= {"test_data": batches.test_data} if values.get("test_data") is not None else {}

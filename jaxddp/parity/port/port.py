@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, np.ndarray]
 Side = Literal["torch", "jax"]
 INTENDED = sorted({*ASPECTS, *TRIALS} - {*DECISIVE})  # what a port may mean to differ in
-PREFIX = {"torch": "torch", "jax": "flax"}  # prefixes of names in a port file, by side
-EVALUATION = ("predict", "metrics", "torch_metrics", "flax_metrics", "test_data")
+EVALUATION = ("predict", "metrics", "torch_metrics", "jax_metrics", "test_data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +32,8 @@ class Facts:
     Attributes:
         clip_grad_norm: largest norm after clipping on torch's side.
         clip_grad_value: largest absolute value after clipping.
-        custom_step, custom_start: whether the port has a `flax_step` besides its losses, and a `flax_start`.
-        multi_loss: the port has a `torch_step` and a `flax_step`.
+        custom_step, custom_start: whether the port has a `jax_step` besides its losses, and a `jax_start`.
+        multi_loss: the port has a `torch_step` and a `jax_step`.
         clips_inside: the optax chain does the clipping.
         casts: dtypes that torch's loss casts to.
         moves_weights: torch's loss, or a `torch_step`, changes parameters of a large model in place.
@@ -66,14 +65,14 @@ def missing_names(given: Collection[str]) -> list[str]:
     """Return the names that a port needs beside those that it gives.
 
     >>> missing_names({"torch_model", "torch_loss", "torch_optimizer"})
-    ['flax_model', 'flax_loss', 'batch (or torch_batch and flax_batch)', 'flax_optimizer']
+    ['jax_model', 'jax_loss', 'batch (or torch_batch and jax_batch)', 'jax_optimizer']
     """
     names = {*given, *(["torch_optimizer"] if "configure_optimizers" in given else [])}
     own_step = "torch_step" in names
-    of_step = ["flax_step", "configure_optimizers", "flax_optimizer"] if own_step else ["torch_loss", "flax_loss"]
-    needed = ["torch_model", "flax_model", *of_step]
+    of_step = ["jax_step", "configure_optimizers", "jax_optimizer"] if own_step else ["torch_loss", "jax_loss"]
+    needed = ["torch_model", "jax_model", *of_step]
     for name in sorted({"batch", *([] if own_step else ["optimizer"])} - names):
-        pair = [f"torch_{name}", f"flax_{name}"]
+        pair = [f"torch_{name}", f"jax_{name}"]
         needed += pair if names & {*pair} else [f"{name} (or {' and '.join(pair)})"]
     return [name for name in needed if name not in names]
 
@@ -89,26 +88,26 @@ class Port:
 
     Attributes:
         torch_model: makes the torch module.
-        flax_model: makes its twin in jax: a module of flax.nnx or flax.linen, or any pytree of arrays, see
-            `jaxddp.nn.plain`; (params, state) if flax_loss takes three arguments.
+        jax_model: makes its twin in jax: a module of flax.nnx or flax.linen, or any pytree of arrays, see
+            `jaxddp.nn.plain`; (params, state) if jax_loss takes three arguments.
         torch_loss: (module, batch of tensors) -> the loss: a scalar, the batch's mean; or one value per element;
             or a pair (one value per element, their weights), or (mean, anything), whose mean counts.
-        flax_loss: (model, batch of arrays) -> the same; or (params, state, batch) -> (the same, new state).
+        jax_loss: (model, batch of arrays) -> the same; or (params, state, batch) -> (the same, new state).
         batch: (step, rank) -> one replica's examples of one optimizer step, arrays by name, for both frameworks; see
             `jaxddp.data.batches.to_arrays`.
-        torch_batch, flax_batch: replace `batch` if each framework has its own loader; examples are matched by their
+        torch_batch, jax_batch: replace `batch` if each framework has its own loader; examples are matched by their
             values, or by an entry "ids" if both have one that is an integer for each example.
         optimizer: for both sides, a name in `jaxddp.config.choices.OPTIMIZERS`, or a `TrainerConfig` with options and
             a schedule; None: each side has its own.
         torch_step: (module, optimizers, batch of tensors) -> the loss, or losses by name, after taking one step; for
             a program with several losses or optimizers. It needs `configure_optimizers`, which returns the optimizers
-            in any form, and a `flax_step`, and replaces both losses. Gradients are averaged over the replicas after
+            in any form, and a `jax_step`, and replaces both losses. Gradients are averaged over the replicas after
             every backward pass, as DDP does.
         torch_optimizer: parameters -> a torch optimizer.
         torch_scheduler: optimizer -> a scheduler, which takes a step after every optimizer step.
         configure_optimizers: replaces these two: module -> an optimizer, (optimizer, scheduler), ([optimizer],
             [scheduler]), or a dictionary as Lightning takes it.
-        flax_optimizer: an optax transformation or an nnx.Optimizer, or model -> one of them.
+        jax_optimizer: an optax transformation or an nnx.Optimizer, or model -> one of them.
         accumulation_steps: number of micro-batches into which each batch is cut along the first axis.
         clip_grad_norm: largest global norm of the averaged gradient, on both sides; None: no clipping.
         clip_grad_value: largest absolute value of its elements, likewise.
@@ -119,19 +118,19 @@ class Port:
         steps_per_epoch: optimizer steps per epoch, needed to name a sampler's faults, and by Lightning's schedulers.
         total_steps: optimizer steps of the whole training, up to which both sides' learning rates must be equal, and
             over which the schedule of `optimizer` runs; None: those of the check, and what torch's scheduler shows.
-        flax_step: replica step that replaces jaxddp's: (loss, optimizer, state, batch) -> (state, stages).
-            `loss(params, buffers, batch)` is flax_loss as (mean, new buffers); `state` is a
+        jax_step: replica step that replaces jaxddp's: (loss, optimizer, state, batch) -> (state, stages).
+            `loss(params, buffers, batch)` is jax_loss as (mean, new buffers); `state` is a
             `jaxddp.state.TrainState` of the model's trees; the axis is called "replica"; with accumulation_steps
             A > 1 the arrays of the batch are (A, B / A, ...). `stages` may show "local_loss", "local_gradients",
             "gradients" and "clipped_gradients"; a stage that is not shown is judged by its effect on the update.
             Beside a `torch_step`: see `jaxddp.parity.jax_side.multi_loss_step`.
-        flax_start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
-        flax_restore: state -> state: saves and loads the state, which must not change it.
-        restore_at: number of steps after which `flax_restore` is called.
+        jax_start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
+        jax_restore: state -> state: saves and loads the state, which must not change it.
+        restore_at: number of steps after which `jax_restore` is called.
         predict: (model, batch) -> outputs of a model in evaluation, an array or a tree of arrays; a jax model with a
             state takes (params, state, batch). It is the same function for both sides.
         metrics: (outputs of `predict`, batch) -> metrics by name, each one value per example, or a mean.
-        torch_metrics, flax_metrics: replace `metrics` on their side.
+        torch_metrics, jax_metrics: replace `metrics` on their side.
         test_data: examples of the evaluation; None: those of the run. In a run file the losses are then part of the
             evaluation, as in the trainers.
         names: jax prefixes to torch prefixes, where the two differ, or to rules; see `jaxddp.parity.port.rules`.
@@ -146,18 +145,18 @@ class Port:
     """
 
     torch_model: Callable[[], "torch.nn.Module"]
-    flax_model: Callable[[], Any]
+    jax_model: Callable[[], Any]
     torch_loss: Callable[["torch.nn.Module", Mapping[str, "torch.Tensor"]], Any] = _absent
-    flax_loss: Callable[..., Any] = _absent
+    jax_loss: Callable[..., Any] = _absent
     batch: Callable[[int, int], Arrays] | None = None
     torch_batch: Callable[[int, int], Arrays] | None = None
-    flax_batch: Callable[[int, int], Arrays] | None = None
+    jax_batch: Callable[[int, int], Arrays] | None = None
     optimizer: str | TrainerConfig | None = None
     torch_step: Callable[["torch.nn.Module", Any, Mapping[str, "torch.Tensor"]], Any] | None = None
     torch_optimizer: Callable[[Iterable[Any]], "torch.optim.Optimizer"] | None = None
     torch_scheduler: Callable[["torch.optim.Optimizer"], Any] | None = None
     configure_optimizers: Callable[["torch.nn.Module"], Any] | None = None
-    flax_optimizer: "optax.GradientTransformation | Any" = None
+    jax_optimizer: "optax.GradientTransformation | Any" = None
     accumulation_steps: int = 1
     clip_grad_norm: float | None = None
     clip_grad_value: float | None = None
@@ -166,14 +165,14 @@ class Port:
     find_unused_parameters: bool = False
     steps_per_epoch: int | None = None
     total_steps: int | None = None
-    flax_step: Callable[[Any, Any, Any, Mapping[str, Any]], tuple[Any, Mapping[str, Any]]] | None = None
-    flax_start: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None
-    flax_restore: Callable[[Any], Any] | None = None
+    jax_step: Callable[[Any, Any, Any, Mapping[str, Any]], tuple[Any, Mapping[str, Any]]] | None = None
+    jax_start: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None
+    jax_restore: Callable[[Any], Any] | None = None
     restore_at: int | None = None
     predict: Callable[..., Any] | None = None
     metrics: Callable[[Any, Any], Mapping[str, Any]] | None = None
     torch_metrics: Callable[[Any, Any], Mapping[str, Any]] | None = None
-    flax_metrics: Callable[[Any, Any], Mapping[str, Any]] | None = None
+    jax_metrics: Callable[[Any, Any], Mapping[str, Any]] | None = None
     test_data: Callable[[], Any] | None = None
     names: Names = field(default_factory=dict)
     transpose_kernel: Collection[str] = ()
@@ -184,7 +183,7 @@ class Port:
     def __post_init__(self) -> None:
         self._check_functions()
         self._check_step()
-        functions = ("torch_step", "flax_step") if self.torch_step is not None else ("torch_loss", "flax_loss")
+        functions = ("torch_step", "jax_step") if self.torch_step is not None else ("torch_loss", "jax_loss")
         for name in functions:  # the check hands batches around as flat dictionaries
             object.__setattr__(self, name, of_batches(getattr(self, name)))
         if isinstance(self.optimizer, str):
@@ -193,9 +192,9 @@ class Port:
             self.optimizer.check_used(baseline=type(self.optimizer)())
         if None not in (self.torch_optimizer, self.configure_optimizers):
             raise InputError("configure_optimizers: must not be given with torch_optimizer, which it replaces")
-        pair = (self.torch_optimizer or self.configure_optimizers, self.flax_optimizer)
+        pair = (self.torch_optimizer or self.configure_optimizers, self.jax_optimizer)
         if (self.optimizer is None) == (pair == (None, None)) or (self.optimizer is None and None in pair):
-            raise InputError("optimizer: give either one for both sides, or torch_optimizer and flax_optimizer")
+            raise InputError("optimizer: give either one for both sides, or torch_optimizer and jax_optimizer")
         if self.torch_optimizer is None and self.torch_scheduler is not None:
             raise InputError("torch_scheduler: needs torch_optimizer; the others have their own schedule")
         check_range("accumulation_steps", self.accumulation_steps)
@@ -207,8 +206,8 @@ class Port:
         if None not in (self.clip_grad_norm, self.torch_clip_grad_norm):
             raise InputError("torch_clip_grad_norm: must not be given with clip_grad_norm, which clips on both sides")
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
-        if (self.flax_restore is None) != (self.restore_at is None):
-            raise InputError("restore_at: must be given with flax_restore, as the number of steps before its call")
+        if (self.jax_restore is None) != (self.restore_at is None):
+            raise InputError("restore_at: must be given with jax_restore, as the number of steps before its call")
         if self.total_steps is not None and not (isinstance(self.total_steps, int) and self.total_steps > 0):
             raise InputError(f"total_steps {self.total_steps!r}: must be a positive number of optimizer steps")
         check_names(self.names)
@@ -224,38 +223,38 @@ class Port:
 
     def _check_step(self) -> None:
         """Raise if a port with a `torch_step` has a field that the step replaces, or lacks one that it needs."""
-        given = [name for name in ("torch_loss", "flax_loss") if getattr(self, name) is not _absent]
+        given = [name for name in ("torch_loss", "jax_loss") if getattr(self, name) is not _absent]
         if self.torch_step is None:
-            if missing := sorted({"torch_loss", "flax_loss"}.difference(given)):
+            if missing := sorted({"torch_loss", "jax_loss"}.difference(given)):
                 raise InputError(f"has no {', '.join(missing)}")
             return
         done: dict[str, Any] = {"clip_grad_norm": None, "clip_grad_value": None, "accumulation_steps": 1}
-        done |= {"loss_normalization": "ddp", "flax_start": None, "flax_restore": None, "optimizer": None}
+        done |= {"loss_normalization": "ddp", "jax_start": None, "jax_restore": None, "optimizer": None}
         done |= {"find_unused_parameters": False, "torch_optimizer": None}
         given += [name for name, default in done.items() if getattr(self, name) != default]
         if given:
-            raise InputError(f"{given[0]}: must not be given with torch_step and flax_step, which do it themselves")
-        for name in ("flax_step", "configure_optimizers", "flax_optimizer"):
+            raise InputError(f"{given[0]}: must not be given with torch_step and jax_step, which do it themselves")
+        for name in ("jax_step", "configure_optimizers", "jax_optimizer"):
             if getattr(self, name) is None:
                 raise InputError(f"{name}: must be given with torch_step")
 
     def _check_functions(self) -> None:
-        required = ("torch_model", "flax_model", "torch_loss", "flax_loss")
-        optional = ("batch", "torch_batch", "flax_batch", "torch_optimizer", "torch_scheduler", "configure_optimizers")
-        for name in (*required, *optional, *EVALUATION, "torch_step", "flax_step", "flax_start", "flax_restore"):
+        required = ("torch_model", "jax_model", "torch_loss", "jax_loss")
+        optional = ("batch", "torch_batch", "jax_batch", "torch_optimizer", "torch_scheduler", "configure_optimizers")
+        for name in (*required, *optional, *EVALUATION, "torch_step", "jax_step", "jax_start", "jax_restore"):
             value = getattr(self, name)
             if not callable(value) and (value is not None or name in required):
                 raise InputError(f"{name}: must be a function, and is {type(value).__name__}")
-        given = self.flax_optimizer
+        given = self.jax_optimizer
         several = self.torch_step is not None and isinstance(given, Mapping)
         if given is not None and not hasattr(given, "update") and not callable(given) and not several:
             kind = type(given).__name__
-            raise InputError(f"flax_optimizer: must be an optax transformation or an nnx.Optimizer, and is {kind}")
+            raise InputError(f"jax_optimizer: must be an optax transformation or an nnx.Optimizer, and is {kind}")
         if getattr(given, "__module__", "").startswith("optax.") and inspect.isfunction(given):
             name = given.__name__
-            raise InputError(f"flax_optimizer: is the function optax.{name}; must be called, as in optax.{name}(1e-3)")
-        if (self.batch is None) == (None in (self.torch_batch, self.flax_batch)):
-            raise InputError("batch: give either one for both sides, or torch_batch and flax_batch")
+            raise InputError(f"jax_optimizer: is the function optax.{name}; must be called, as in optax.{name}(1e-3)")
+        if (self.batch is None) == (None in (self.torch_batch, self.jax_batch)):
+            raise InputError("batch: give either one for both sides, or torch_batch and jax_batch")
 
     @property
     def facts(self) -> Facts:
@@ -268,9 +267,9 @@ class Port:
             loss_normalization=self.loss_normalization,
             steps_per_epoch=self.steps_per_epoch,
             restore_at=self.restore_at,
-            custom_step=self.flax_step is not None and self.torch_step is None,
+            custom_step=self.jax_step is not None and self.torch_step is None,
             multi_loss=self.torch_step is not None,
-            custom_start=self.flax_start is not None,
+            custom_start=self.jax_start is not None,
             clips_inside=inside,
             no_twin=tuple(self.no_twin),
             unchecked=self.unchecked,
@@ -297,7 +296,7 @@ class Port:
         Raises:
             InputError: the batch is not a dictionary of arrays of equal length, or cannot be cut evenly.
         """
-        name = "batch" if self.batch is not None else f"{PREFIX[side]}_batch"
+        name = "batch" if self.batch is not None else f"{side}_batch"
         call = f"{name}({step}, {rank})"
         arrays = to_arrays(getattr(self, name)(step, rank), call)
         size, pieces = len(next(iter(arrays.values()))), self.accumulation_steps

@@ -51,7 +51,7 @@ class RunBatches:
         return self._data.tests
 
     @cached_property
-    def _flax_loader(self) -> Any:
+    def _jax_loader(self) -> Any:
         from jaxddp.distributed.replicas import VirtualReplicas
         from jaxddp.loader import Loader
 
@@ -68,10 +68,10 @@ class RunBatches:
             sampler=self._program.get("sampler"),
         )
 
-    def flax_batch(self, step: int, rank: int) -> dict[str, Any]:
+    def jax_batch(self, step: int, rank: int) -> dict[str, Any]:
         """Return a replica's examples of a step from jaxddp's loader."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        batch = next(self._flax_loader.host_batches(epoch, start_step=place))
+        batch = next(self._jax_loader.host_batches(epoch, start_step=place))
         return {name: array[rank, 0] for name, array in batch.last.items()}
 
     def torch_batch(self, step: int, rank: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jaxddp.parity.port.draws import ENTRY, DrawnSource
 from jaxddp.parity.port.loading import PortSource
 from jaxddp.parity.port.port import Port
 
-BATCHES = ("batch", "torch_batch", "flax_batch")
+BATCHES = ("batch", "torch_batch", "jax_batch")
 FACTOR = f"{ENTRY}factor"  # entry of the batch; names that begin so are no examples
 
 
@@ -29,7 +29,7 @@ class Variant:
             gradients that the optimizer gets, and of its first moments.
         spike: size of one element of the gradients, relative to the largest; None: no element is replaced.
         shorter: number of examples that each micro-batch lacks.
-        scales_loss: the factor of the gradients is one of the loss, as a `flax_step` gets no gradients; see
+        scales_loss: the factor of the gradients is one of the loss, as a `jax_step` gets no gradients; see
             `ScaledSource`.
     """
 
@@ -113,7 +113,7 @@ class ScaledSource:
     def port(self) -> Port:
         """Make the port."""
         port = self.source.port()
-        return replace(port, torch_loss=_scaled(port.torch_loss), flax_loss=_scaled(port.flax_loss))
+        return replace(port, torch_loss=_scaled(port.torch_loss), jax_loss=_scaled(port.jax_loss))
 
 
 def _scaled(loss: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,7 +121,7 @@ def _scaled(loss: Callable[..., Any]) -> Callable[..., Any]:
     def scaled(*arguments: Any, **named: Any) -> Any:
         *others, batch = arguments
         if FACTOR not in batch:
-            raise InputError("flax_step: must give the loss all entries of the batch")
+            raise InputError("jax_step: must give the loss all entries of the batch")
         rest = {name: x for name, x in batch.items() if name != FACTOR}
         return _times(loss(*others, rest, **named), batch[FACTOR][0])
 

@@ -85,7 +85,7 @@ class TrialRuns:
         Raises:
             ChildError: a side fails.
         """
-        # The optimizer of a `flax_step` gets the gradients of the step's own loss.
+        # The optimizer of a `jax_step` gets the gradients of the step's own loss.
         scales = self.runs.facts.custom_step and any(variant.gradients != 1 for variant in variants)
         left = tuple(replace(variant, scales_loss=scales) for variant in variants)
         while left:
@@ -124,7 +124,7 @@ class TrialRuns:
         return replace(tried, differing=kept)
 
     def made_run(self, variants: Sequence[Variant], gives_gradients: bool = False) -> MadeRun:
-        """Return the made run of variants; `gives_gradients`: also where a `flax_step` does not take them."""
+        """Return the made run of variants; `gives_gradients`: also where a `jax_step` does not take them."""
         facts, run = self.runs.facts, raw_run(self.runs.path("torch64"), self.runs.start, self.case.world_size)
         clipping = reference_clipping(facts) if facts.clips_inside else NOT_CLIPPED
         return MadeRun(run, variants, clipping, gives_gradients or not facts.custom_step)
@@ -239,7 +239,7 @@ def judged(
 
 
 def without_noise(torch: Sequence[Record], jax: Record, shares: Mapping[str, float]) -> dict[str, float]:
-    """Return the residuals of the update of a `flax_step`, whose optimizer gets its own gradients.
+    """Return the residuals of the update of a `jax_step`, whose optimizer gets its own gradients.
 
     Adam and its relatives divide a gradient by its own size, so an element's update has the relative error of its
     gradient. Elements whose gradients are only rounding, as those of a bias of attention's keys, are left out.

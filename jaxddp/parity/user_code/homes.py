@@ -18,7 +18,7 @@ OF_STAGE = {
 
 
 def home_of_stage(port: Path, stage: str, side: str) -> SourceLine | None:
-    """Return the line of the function of a side, "flax" or "torch", that computes a stage; None: unknown."""
+    """Return the line of the function of a side, "jax" or "torch", that computes a stage; None: unknown."""
     homes = (home_of(port, f"{side}_{name}") for name in OF_STAGE.get(stage, ()))
     return next((home for home in homes if home is not None), None)
 

@@ -29,7 +29,7 @@ FIXES = (
         "pass",
         NO_BATCH,
         f"""{EPOCHS}
-def flax_batch(step, rank):
+def jax_batch(step, rank):
     epoch, at = divmod(step, 2)
     sampler = sampler_of(rank)
     {HOLE}
@@ -43,7 +43,7 @@ def flax_batch(step, rank):
         "drop_last=True",
         NO_BATCH,
         f"""{EPOCHS}
-def flax_batch(step, rank):
+def jax_batch(step, rank):
     sampler = sampler_of(rank, {HOLE})
     epoch, at = divmod(step, len(sampler) // 12)
     sampler.set_epoch(epoch)
@@ -57,7 +57,7 @@ def flax_batch(step, rank):
         "indices[0::world_size]",
         NO_BATCH,
         f"""{EPOCHS}
-def flax_batch(step, rank):
+def jax_batch(step, rank):
     world_size, both = 2, [torch_batch(step, r) for r in range(2)]
     examples = {{name: np.stack([batch[name] for batch in both], 1).reshape(24, -1) for name in ("x", "y")}}
     indices = np.arange(24)
@@ -71,7 +71,7 @@ def flax_batch(step, rank):
         "x[12 * rank :][:12]",
         NO_BATCH,
         f"""{EPOCHS}
-def flax_batch(step, rank):
+def jax_batch(step, rank):
     world_size, both = 2, [torch_batch(step, r) for r in range(2)]
     dealt = [np.stack([batch[name] for batch in both], 1).reshape(24, -1) for name in ("x", "y")]
     images, labels = [{HOLE} for x in dealt]
@@ -84,7 +84,7 @@ def flax_batch(step, rank):
         '{"x": arrays["x"][chosen], "y": arrays["y"][np.roll(chosen, -1)]}',
         NO_BATCH,
         f"""{EPOCHS}
-def flax_batch(step, rank):
+def jax_batch(step, rank):
     arrays, chosen = torch_batch(step, rank), np.arange(12)
     return {HOLE}
 """,
@@ -95,10 +95,10 @@ def flax_batch(step, rank):
         "loader",
         NO_BATCH,
         f"""{EPOCHS}
-def flax_restore(state): return state
+def jax_restore(state): return state
 restore_at = 1
 
-def flax_batch(step, rank):
+def jax_batch(step, rank):
     import itertools
     if step < restore_at:
         return torch_batch(step, rank)
@@ -118,7 +118,7 @@ def torch_batch(step, rank):
     key = threefry.fold_in(threefry.fold_in(threefry.key(4), step), rank)
     return without_mask(step, rank) | {{"mask": 2.0 * (threefry.bits(key, (12, 3)) % 2)}}
 
-def flax_batch(step, rank):
+def jax_batch(step, rank):
     key = jax.random.fold_in(jax.random.key(4), step)
     drawn = jax.random.bits({HOLE}, (12, 3), "uint32")
     return without_mask(step, rank) | {{"mask": 2.0 * (np.asarray(drawn) % 2)}}

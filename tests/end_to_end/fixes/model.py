@@ -85,7 +85,7 @@ FIXES = (
         "model.eval()",
         (
             *between(*NORM, "torch.nn.BatchNorm1d(5)", "BatchNorm(5)"),
-            ("def flax_loss(model, batch):\n", f"def flax_loss(model, batch):\n    {HOLE}\n"),
+            ("def jax_loss(model, batch):\n", f"def jax_loss(model, batch):\n    {HOLE}\n"),
         ),
     ),
     Fix(

@@ -213,9 +213,9 @@ FIXES = (
         "optimizer.init(params)",
         optimizers(ADAM, "optax.adam(lr)"),
         f"""
-def flax_restore(state):
+def jax_restore(state):
     import dataclasses
-    optimizer, params, saved = flax_optimizer, state.params, jax.tree.leaves(state.opt_state)
+    optimizer, params, saved = jax_optimizer, state.params, jax.tree.leaves(state.opt_state)
     return dataclasses.replace(state, opt_state={HOLE})
 restore_at = 2
 """,

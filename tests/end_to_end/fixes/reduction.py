@@ -73,7 +73,7 @@ TIED = (
     (BODY, HOLE),
 )
 READS_AHEAD = f"""
-def flax_batch(step, rank):
+def jax_batch(step, rank):
     found = torch_batch(step, rank)
     buffer = found["x"]
     sent = {HOLE}
@@ -209,7 +209,7 @@ FIXES = (
         "jax.random.key(seed)",
         "jax.random.key(seed + rank)",
         more=f"""
-def flax_start(params, rank):
+def jax_start(params, rank):
     seed = 3
     others = jax.random.normal({HOLE}, ()) - jax.random.normal(jax.random.key(seed), ())
     return jax.tree.map(lambda p: p + others, params)

@@ -3,7 +3,7 @@
 from tests.support.small_port import Change, replaced
 
 STEP = """
-def flax_step(local_loss, optimizer, state, batch):
+def jax_step(local_loss, optimizer, state, batch):
     from jaxddp.state import TrainState
     params, opt_state = state.params, state.opt_state
     (loss, buffers), gradients = jax.value_and_grad(local_loss, has_aux=True)(params, state.buffers, batch)
@@ -21,7 +21,7 @@ SHARE = "buffers = jax.tree.map(lambda b: jax.lax.all_gather(b, axis_name)[0], b
 LAST = f"if part == accumulation_steps - 1: {MEAN}"
 ACCUMULATES = """
 accumulation_steps = 3
-def flax_step(local_loss, optimizer, state, batch):
+def jax_step(local_loss, optimizer, state, batch):
     from jaxddp.state import TrainState
     params, buffers = state.params, state.buffers
     gradients = jax.tree.map(jnp.zeros_like, params)

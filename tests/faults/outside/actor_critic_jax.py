@@ -27,7 +27,7 @@ class ActorCritic(eqx.Module):
         return self.policy(h), self.value(h)[0]
 
 
-def flax_model():
+def jax_model():
     return ActorCritic(jax.random.key(0))
 
 
@@ -51,7 +51,7 @@ def advantages_of(rewards, values, dones):
     return jax.lax.scan(step, start, (deltas.T, going_on.T), reverse=True)[1].T
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     means, values = jax.vmap(jax.vmap(model))(batch["observations"])
     advantages = jax.lax.stop_gradient(advantages_of(batch["rewards"], values, batch["dones"]))
     returns = jax.lax.stop_gradient(advantages + values[:, :-1])
@@ -64,4 +64,4 @@ def flax_loss(model, batch):
     return policy_loss + 0.5 * value_loss - 0.01 * entropy
 
 
-flax_optimizer = optax.adam(3e-3, eps=1e-5)
+jax_optimizer = optax.adam(3e-3, eps=1e-5)

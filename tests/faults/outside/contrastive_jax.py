@@ -27,11 +27,11 @@ class Towers(nn.Module):
         return a, b, nn.Dense(OUT, name="predictor")(a)
 
 
-def flax_model():
+def jax_model():
     return Towers()
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     a, b, predicted = model(batch["image"], batch["text"])
     logits = a @ b.T / 0.2
     labels = jnp.arange(len(a))
@@ -44,4 +44,4 @@ def flax_loss(model, batch):
     return contrastive + 0.5 * margin + 0.25 * alignment
 
 
-flax_optimizer = optax.rmsprop(1e-3, decay=0.99, eps=1e-8, eps_in_sqrt=False)
+jax_optimizer = optax.rmsprop(1e-3, decay=0.99, eps=1e-8, eps_in_sqrt=False)

@@ -136,14 +136,14 @@ FAULTS = {
         "tensor group",
         (
             (
-                "flax_optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)",
+                "jax_optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)",
                 "def label(path, _):\n"
                 '    return "frozen" if [key.key for key in path[:2]] == ["head", "bias"] else "trained"\n\n\n'
                 "rules = {\n"
                 '    "trained": optax.sgd(0.1, momentum=0.9, nesterov=True),\n'
                 '    "frozen": optax.set_to_zero(),\n'
                 "}\n"
-                "flax_optimizer = optax.partition(rules, lambda p: jax.tree_util.tree_map_with_path(label, p))",
+                "jax_optimizer = optax.partition(rules, lambda p: jax.tree_util.tree_map_with_path(label, p))",
             ),
         ),
         ours="head.bias is frozen",

@@ -33,15 +33,15 @@ class ConvNet(nnx.Module):
         return self.head(x.mean((1, 2)))
 
 
-def flax_model():
+def jax_model():
     return ConvNet(nnx.Rngs(0))
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     logits = model(batch["image"].transpose(0, 2, 3, 1))
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
     weights = jnp.array(WEIGHTS)[batch["label"]]
     return (weights * losses).sum() / weights.sum()
 
 
-flax_optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)
+jax_optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)

@@ -29,11 +29,11 @@ class Denoiser(nnx.Module):
         return self.out(nnx.silu(self.mid(h)))
 
 
-def flax_model():
+def jax_model():
     return {"net": Denoiser(nnx.Rngs(0)), "ema": Denoiser(nnx.Rngs(0))}
 
 
-def flax_optimizer(model):
+def jax_optimizer(model):
     return nnx.Optimizer(model["net"], optax.adam(1e-2), wrt=nnx.Param)
 
 
@@ -46,7 +46,7 @@ def diffusion_loss(net, x, t, noise):
     return (weights * jnp.square(predicted - noise)).mean()
 
 
-def flax_step(model, optimizer, batch):
+def jax_step(model, optimizer, batch):
     loss, gradients = nnx.value_and_grad(diffusion_loss)(model["net"], batch["x"], batch["t"], batch["noise"])
     averaged = jax.lax.pmean(gradients, "replica")
     optimizer.update(model["net"], averaged)

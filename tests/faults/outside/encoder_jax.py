@@ -52,11 +52,11 @@ class Encoder(nn.Module):
         return self.classifier(jnp.concatenate([mean, first], axis=-1))
 
 
-def flax_model():
+def jax_model():
     return Encoder()
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     logits = model(batch["tokens"], batch["segments"], batch["valid"])
     targets = optax.smooth_labels(jax.nn.one_hot(batch["label"], CLASSES), 0.1)
     return optax.softmax_cross_entropy(logits, targets).mean()
@@ -73,6 +73,6 @@ def adam(depth):
     return optax.adam(optax.polynomial_schedule(LR * 0.5 ** (3 - depth), 0.0, 1.0, STEPS))
 
 
-flax_optimizer = optax.partition({depth: adam(depth) for depth in range(4)}, depths)
+jax_optimizer = optax.partition({depth: adam(depth) for depth in range(4)}, depths)
 
 names = {"layers_0": "layers.0", "layers_1": "layers.1"}

@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent
 FIELDS = {
     "torch": ("torch_model", "torch_loss", "torch_step", "torch_batch", "torch_optimizer", "torch_scheduler")
     + ("configure_optimizers", "batch", "steps_per_epoch", "clip_grad_norm", "torch_clip_grad_norm"),
-    "jax": ("flax_model", "flax_loss", "flax_step", "flax_batch", "flax_optimizer", "flax_start", "names", "no_twin"),
+    "jax": ("jax_model", "jax_loss", "jax_step", "jax_batch", "jax_optimizer", "jax_start", "names", "no_twin"),
 }
 # Number of steps of each port: two epochs or the whole schedule, where there is one.
 STEPS = {

@@ -75,11 +75,11 @@ class GPT(nn.Module):
         return 5.0 * jnp.tanh(logits / 5.0)
 
 
-def flax_model():
+def jax_model():
     return GPT()
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     inputs, targets = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
     return optax.softmax_cross_entropy_with_integer_labels(model(inputs), targets).mean()
 
@@ -93,7 +93,7 @@ def is_matrix(params):
     return jax.tree.map(lambda p: p.ndim > 1, params)
 
 
-flax_optimizer = optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=0.1, mask=is_matrix)
+jax_optimizer = optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=0.1, mask=is_matrix)
 
 names = {f"blocks_{i}": f"blocks.{i}" for i in range(LAYERS)}
 names |= {f"blocks_1.mlp.experts_{i}": f"blocks.1.mlp.experts.{i}" for i in range(EXPERTS)}

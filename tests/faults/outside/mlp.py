@@ -7,7 +7,7 @@ from .fault import OutsideFault
 fault = partial(OutsideFault, "mlp")
 RATE = "return LR * 0.5 * (1 + jnp.cos(jnp.pi * count / STEPS))"
 COSINE = "CosineAnnealingLR(optimizer, T_max=STEPS)"
-CHAIN = "flax_optimizer = optax.chain(optax.trace(MOMENTUM), optax.scale_by_learning_rate(rate))"
+CHAIN = "jax_optimizer = optax.chain(optax.trace(MOMENTUM), optax.scale_by_learning_rate(rate))"
 SGD = "torch.optim.SGD(parameters, lr=LR, momentum=MOMENTUM)"
 LABELS = """\
 
@@ -155,7 +155,7 @@ FAULTS = {
                 CHAIN,
                 "rates = {True: optax.scale_by_learning_rate(lambda count: 2 * rate(count)), "
                 "False: optax.scale_by_learning_rate(rate)}"
-                f"{LABELS}flax_optimizer = optax.chain(optax.trace(MOMENTUM), optax.partition(rates, is_bias))",
+                f"{LABELS}jax_optimizer = optax.chain(optax.trace(MOMENTUM), optax.partition(rates, is_bias))",
             ),
         ),
         ours="biases have twice the rate",

@@ -29,11 +29,11 @@ class Regressor(nnx.Module):
         return 0.5 * self.head(x)
 
 
-def flax_model():
+def jax_model():
     return Regressor(nnx.Rngs(0))
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     return optax.huber_loss(model(batch["x"]), batch["y"], delta=0.5).mean()
 
 
@@ -41,10 +41,10 @@ def rate(count):
     return LR * 0.5 * (1 + jnp.cos(jnp.pi * count / STEPS))
 
 
-flax_optimizer = optax.chain(optax.trace(MOMENTUM), optax.scale_by_learning_rate(rate))
+jax_optimizer = optax.chain(optax.trace(MOMENTUM), optax.scale_by_learning_rate(rate))
 
 
-def flax_step(loss, optimizer, state, batch):
+def jax_step(loss, optimizer, state, batch):
     (value, buffers), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, state.buffers, batch)
     averaged = jax.lax.pmean(gradients, "replica")
     opt_state = state.opt_state
@@ -60,7 +60,7 @@ def dataset():
     return x, np.stack([x[:, 0] - x[:, 1], 4 * x[:, 2] * x[:, 3], 3 * np.sin(9 * x[:, 4])], axis=1)
 
 
-def flax_batch(step, rank):
+def jax_batch(step, rank):
     x, y = dataset()
     epoch, at = divmod(step, STEPS_PER_EPOCH)
     order = np.random.default_rng(epoch).permutation(EXAMPLES)

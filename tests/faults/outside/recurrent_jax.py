@@ -18,7 +18,7 @@ def cell(inputs, gates):
     return {name: np.zeros(shape) for name, shape in shapes.items()}
 
 
-def flax_model():
+def jax_model():
     return {
         "embedding": np.zeros((VOCAB, WIDTH)),
         "lstm": cell(WIDTH, 4),
@@ -72,13 +72,13 @@ def tagger(params, words, key):
     return both @ params["tags"]["kernel"] + params["tags"]["bias"]
 
 
-def flax_loss(params, batch):
+def jax_loss(params, batch):
     logits = tagger(params, batch["words"], jax.random.key(0))
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["tags"])
     return (losses * batch["valid"]).sum() / batch["valid"].sum()
 
 
-flax_optimizer = optax.adamw(LR, weight_decay=DECAY)
+jax_optimizer = optax.adamw(LR, weight_decay=DECAY)
 
 
 def clip(gradients):
@@ -86,7 +86,7 @@ def clip(gradients):
     return jax.tree.map(lambda g: factor * g, gradients)
 
 
-def flax_step(loss, optimizer, state, batch):
+def jax_step(loss, optimizer, state, batch):
     (value, buffers), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, state.buffers, batch)
     averaged = jax.lax.pmean(gradients, "replica")
     clipped = clip(averaged)

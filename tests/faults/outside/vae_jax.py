@@ -29,11 +29,11 @@ class VAE(nnx.Module):
         return self.pixels(jax.nn.mish(self.decode(z))), mean, logvar
 
 
-def flax_model():
+def jax_model():
     return VAE(nnx.Rngs(0, noise=1))
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     logits, mean, logvar = model(batch["x"])
     reconstruction = optax.sigmoid_binary_cross_entropy(logits, batch["x"]).sum(axis=-1)
     divergence = -0.5 * (1 + logvar - jnp.square(mean) - jnp.exp(logvar))
@@ -41,4 +41,4 @@ def flax_loss(model, batch):
     return (reconstruction + BETA * divergence).mean()
 
 
-flax_optimizer = optax.adamax(1e-2)
+jax_optimizer = optax.adamax(1e-2)

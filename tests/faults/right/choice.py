@@ -149,7 +149,7 @@ def _half(half: str, family: Family, styles: Styles, pieces: dict[str, Piece], d
         pieces[x].written(half, styles.choose(f"{half} {pieces[x].signature}", getattr(pieces[x], half))) for x in used
     ]
     keyed = ", key" if family.draws and framework in KEYED else ""
-    signature = f"def {'torch' if half == 'torch' else 'flax'}_loss(model, batch{keyed}):"
+    signature = f"def {'torch' if half == 'torch' else 'jax'}_loss(model, batch{keyed}):"
     whole = "\n\n".join([*functions, net.written(), f"{signature}\n{indent(net.loss(loss), ' ' * 4)}\n"])
     for word, spellings in SPELLINGS.items():
         whole = whole.replace(word, spellings[half == "jax"])
@@ -184,9 +184,9 @@ def _optimizers(name: str, family: Family, styles: Styles) -> tuple[dict[str, st
     shape = (
         "nnx.Optimizer" if framework == "nnx" and not step and styles.choose("nnx", ("optax", "nnx")) == "nnx" else ""
     )
-    optimizer = f"flax_optimizer = {chained}\n"
+    optimizer = f"jax_optimizer = {chained}\n"
     if shape:
-        optimizer = f"def flax_optimizer(model):\n    return nnx.Optimizer(model, {chained}, wrt=nnx.Param)\n"
+        optimizer = f"def jax_optimizer(model):\n    return nnx.Optimizer(model, {chained}, wrt=nnx.Param)\n"
     lines = [clip, "accumulation_steps = 2" if means == "accumulated" else ""]
     return {"torch": _torch_optimizer(made, rates, styles), "jax": f"{before}{rate}\n\n\n{optimizer}\n{step}"}, lines
 

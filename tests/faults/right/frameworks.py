@@ -317,7 +317,7 @@ class Net:
             f"{self._classes(NNX_OWN)}class Net(nnx.Module):\n"
             f"    def __init__(self, rngs):\n{indent(made, ' ' * 8)}\n\n"
             f"    def __call__(self, {self._family.arguments}):\n{indent(body, ' ' * 8)}\n\n\n"
-            "def flax_model():\n    return Net(nnx.Rngs(0))\n"
+            "def jax_model():\n    return Net(nnx.Rngs(0))\n"
         )
 
     def _linen(self) -> str:
@@ -326,7 +326,7 @@ class Net:
         return (
             f"{self._classes(LINEN_OWN)}class Net(nn.Module):\n    def setup(self):\n{indent(made, ' ' * 8)}\n\n"
             f"    def __call__(self, {self._family.arguments}):\n{indent(body, ' ' * 8)}\n\n\n"
-            "def flax_model():\n    return Net()\n"
+            "def jax_model():\n    return Net()\n"
         )
 
     def _compact(self) -> str:
@@ -339,7 +339,7 @@ class Net:
         return (
             f"{self._classes(LINEN_OWN)}class Net(nn.Module):\n    @nn.compact\n"
             f"    def __call__(self, {self._family.arguments}):\n{indent(made + chr(10) + body, ' ' * 8)}\n\n\n"
-            "def flax_model():\n    return Net()\n"
+            "def jax_model():\n    return Net()\n"
         )
 
     def _equinox(self) -> str:
@@ -355,7 +355,7 @@ class Net:
             f"{helpers}{self._classes(EQUINOX_OWN)}class Net(eqx.Module):\n{indent(fields, ' ' * 4)}\n\n"
             f"    def __init__(self, keys):\n{indent(lines, ' ' * 8)}\n\n"
             f"    def __call__(self, {key}{self._family.arguments}):\n{indent(body, ' ' * 8)}\n\n\n"
-            "def flax_model():\n    return Net(iter(jax.random.split(jax.random.key(0), 20)))\n"
+            "def jax_model():\n    return Net(iter(jax.random.split(jax.random.key(0), 20)))\n"
         )
 
     def _tree(self, prefix: str = "") -> str:
@@ -368,7 +368,7 @@ class Net:
         return (
             f"{helpers}def draw(key, *shape):\n    return jax.random.normal(key, shape) / np.sqrt(shape[-2])\n\n\n"
             f"def net(params, {key}{self._family.arguments}):\n{indent(body, ' ' * 4)}\n\n\n"
-            f"def flax_model():\n    keys = iter(jax.random.split(jax.random.key(0), 20))\n    return {{\n"
+            f"def jax_model():\n    keys = iter(jax.random.split(jax.random.key(0), 20))\n    return {{\n"
             f"{indent(made, ' ' * 8)}\n    }}\n"
         )
 

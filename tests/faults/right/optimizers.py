@@ -270,7 +270,7 @@ MEANS = {
     "gather": 'jax.tree.map(lambda x: lax.all_gather(x, "replica").mean(axis=0), gradients)',
 }
 STEP = """
-def flax_step(loss, optimizer, state, batch):
+def jax_step(loss, optimizer, state, batch):
     (value, buffers), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, state.buffers, batch)
     averaged = MEAN
     updates, opt_state = optimizer.update(averaged, state.opt_state, state.params)

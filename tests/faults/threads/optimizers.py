@@ -22,7 +22,7 @@ def torchs_clipping(gradients, params):
     return jax.tree.map(lambda g: g * scale, gradients)
 
 
-flax_optimizer = optax.chain(optax.stateless(torchs_clipping), {optimizer})
+jax_optimizer = optax.chain(optax.stateless(torchs_clipping), {optimizer})
 """
 
 
@@ -42,11 +42,11 @@ def update(gradients, state, params=None):
     return jax.tree.map(lambda m, v: {direction}, mu, nu), optax.ScaleByAdamState(t, mu, nu)
 
 
-flax_optimizer = optax.GradientTransformation(init, update)
+jax_optimizer = optax.GradientTransformation(init, update)
 """
 
 
-OPTIMIZER = "\n\nflax_optimizer = optax.adam(LR)\n"
+OPTIMIZER = "\n\njax_optimizer = optax.adam(LR)\n"
 TENSORFLOWS = "-LR * jnp.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (jnp.sqrt(v) + 1e-5)"
 UNCORRECTED = "-LR * m / (jnp.sqrt(v) + 1e-8)"
 

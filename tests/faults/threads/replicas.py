@@ -5,7 +5,7 @@ from .thread import Thread, in_jax, in_port, in_torch
 UPDATE = "    return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state)\n"
 STEP = """
 
-def flax_step(loss, optimizer, state, batch):
+def jax_step(loss, optimizer, state, batch):
     {body}
 """
 
@@ -36,7 +36,7 @@ GLOBAL_MEAN = """
 """
 SUM_IN_LOSS = """
 
-def flax_step(loss, optimizer, state, batch):
+def jax_step(loss, optimizer, state, batch):
     def of_all(params):
         value, buffers = loss(params, state.buffers, batch)
         return jax.lax.psum(value, "replica"), buffers
@@ -109,7 +109,7 @@ THREADS: dict[str, Thread] = {
         "Gradients of a loss that is summed over the devices within pmap are too large.",
         "The transpose of psum is psum: the gradient is N times the local one.",
         "classifier",
-        (in_jax("flax_optimizer = optax.adam(LR)\n", f"flax_optimizer = optax.adam(LR)\n{SUM_IN_LOSS}"),),
+        (in_jax("jax_optimizer = optax.adam(LR)\n", f"jax_optimizer = optax.adam(LR)\n{SUM_IN_LOSS}"),),
         ("collective_in_loss|sum_not_mean|check_vma",),
         (in_jax("import optax\n", "import dataclasses\n\nimport jax\nimport optax\n"),),
     ),

@@ -16,14 +16,14 @@ def evaluated(torch: str, jax: str) -> tuple[Edit, ...]:
     return (
         in_port(DEF, f"{DISPATCH}{DEF}"),
         in_torch("def torch_loss(", f"def torchs_outputs(model, batch):\n    return {torch}\n\n\ndef torch_loss("),
-        in_jax("def flax_loss(", f"def flaxs_outputs(model, batch):\n    return {jax}\n\n\ndef flax_loss("),
+        in_jax("def jax_loss(", f"def flaxs_outputs(model, batch):\n    return {jax}\n\n\ndef jax_loss("),
     )
 
 
 IMAGES = 'batch["image"]'
 CLASSES = evaluated('model(batch["x"])', 'model(batch["x"])')
 NORMS = ("self.bn1 = BatchNorm(6, momentum=MOMENTUM)", "self.bn2 = BatchNorm(6, momentum=MOMENTUM)")
-METRICS = """def flax_metrics(logits, batch):
+METRICS = """def jax_metrics(logits, batch):
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])  # noqa: F405
     return {"nll": losses.sum() / len(losses), "errors": (logits.argmax(-1) != batch["y"]) * 1.0}
 
@@ -65,7 +65,7 @@ def torch_batch(step, rank):
     return examples(rows[step % 4 * 8 :][:8])
 
 
-def flax_batch(step, rank):
+def jax_batch(step, rank):
 """
 SAME_ORDER = """    rows = np.random.default_rng(step // 4).permutation(64)[rank::2]
     return examples(rows[step % 4 * 8 :][:8])
@@ -192,7 +192,7 @@ THREADS: dict[str, Thread] = {
         "Accuracy on ImageNet is 2 % instead of 47 % with a new loader.",
         "Examples are shuffled after sharding; the last batches have other sizes, too.",
         "classifier",
-        (in_port(f"def flax_batch(step, rank):\n{SAME_ORDER}", f"def flax_batch(step, rank):\n{AFTER_SHARDING}"),),
+        (in_port(f"def jax_batch(step, rank):\n{SAME_ORDER}", f"def jax_batch(step, rank):\n{AFTER_SHARDING}"),),
         setting=(EPOCHS,),
         steps=8,
     ),
@@ -201,7 +201,7 @@ THREADS: dict[str, Thread] = {
         "In the loader of one framework, groups of 64 examples stay together in every epoch.",
         "Examples are batched before they are shuffled; elsewhere they are shuffled first.",
         "classifier",
-        (in_port(f"def flax_batch(step, rank):\n{SAME_ORDER}", f"def flax_batch(step, rank):\n{BATCHED_FIRST}"),),
+        (in_port(f"def jax_batch(step, rank):\n{SAME_ORDER}", f"def jax_batch(step, rank):\n{BATCHED_FIRST}"),),
         setting=(EPOCHS,),
         steps=8,
     ),

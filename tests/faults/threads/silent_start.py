@@ -52,7 +52,7 @@ NOISY_JAX = """losses = optax.softmax_cross_entropy_with_integer_labels(logits, 
 """
 TWICE = """for key in jax.random.split(self.make_rng("dropout")):
             x = jnp.where(jax.random.bernoulli(key, 0.75, x.shape), x / 0.75, 0)"""
-LOADERS = """def flax_batch(step, rank):
+LOADERS = """def jax_batch(step, rank):
     rng = np.random.default_rng(step)
     return {"x": rng.normal(0.5, 1, (16, 8)), "chosen": rng.integers(0, 16, 16)}
 

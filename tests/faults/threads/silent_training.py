@@ -39,11 +39,11 @@ def without_root(gradients, params):
     return jax.tree.map(lambda g: g * jnp.minimum(1, 0.01 / squares), gradients)
 
 
-flax_optimizer = optax.chain(optax.stateless(without_root), optax.adam(LR))
+jax_optimizer = optax.chain(optax.stateless(without_root), optax.adam(LR))
 """
 BY_HAND = """
 
-def flax_step(loss, optimizer, state, batch):
+def jax_step(loss, optimizer, state, batch):
     (value, buffers), local = jax.value_and_grad(loss, has_aux=True)(state.params, state.buffers, batch)
     gradients = jax.lax.pmean(local, "replica")
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
@@ -59,7 +59,7 @@ def of_factor(torch: str, jax: str) -> tuple[Edit, Edit]:
     return in_torch(MADE, function), in_jax(JAX_ADAM, f"optax.adam({jax})")
 
 
-OPTIMIZER = f"flax_optimizer = {JAX_ADAM}\n"
+OPTIMIZER = f"jax_optimizer = {JAX_ADAM}\n"
 JNP = WITH_JAX, WITH_JNP
 TOTAL = in_port("def batch(step, rank):\n", "total_steps = 40\n\n\ndef batch(step, rank):\n")
 
@@ -144,7 +144,7 @@ THREADS: dict[str, Thread] = {
         (in_jax(CHAIN, BRANCHES),),
         setting=(
             in_torch("LR = 1e-3\n", "LR = 1e-3\ntorch_clip_grad_norm = 5.0\n"),
-            in_jax(OPTIMIZER, f"flax_optimizer = {CHAIN}\n"),
+            in_jax(OPTIMIZER, f"jax_optimizer = {CHAIN}\n"),
         ),
         note="no gradient of the run is clipped",
         answer="beyond",

@@ -39,13 +39,13 @@ def test_its_optax_transformation_is_found(optimizer: Any) -> None:
     ],
 )
 def test_any_other_is_refused_by_name(optimizer: Any, message: str) -> None:
-    with pytest.raises(InputError, match=f"^flax_optimizer: {message}"):
+    with pytest.raises(InputError, match=f"^jax_optimizer: {message}"):
         transformation_of(optimizer, MODEL)
 
 
 @pytest.mark.parametrize("parts", [nnx.state(MODEL), nnx.split(MODEL)])
 def test_the_parts_of_an_nnx_module_are_no_model(parts: Any) -> None:
-    with pytest.raises(InputError, match=r"^flax_model: must return the nnx module itself, not its (State|tuple)"):
+    with pytest.raises(InputError, match=r"^jax_model: must return the nnx module itself, not its (State|tuple)"):
         functional_of(parts, lambda model, batch: 0.0, dict)
 
 

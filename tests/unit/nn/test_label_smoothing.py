@@ -35,5 +35,5 @@ def test_a_test_is_not_smoothed(x64: None) -> None:
     program = built_in()
     options = program.options(label_smoothing=0.5)  # type: ignore[misc]
     batch = {"x": jnp.asarray([[2.0, 0.0]]), "y": jnp.asarray([0])}
-    losses = [program.get("flax_loss")(lambda x: x, batch, options, train=train).values[0] for train in (True, False)]
+    losses = [program.get("jax_loss")(lambda x: x, batch, options, train=train).values[0] for train in (True, False)]
     assert losses[1] == pytest.approx(np.log1p(np.exp(-2.0))) and losses[0] == pytest.approx(losses[1] + 0.5)

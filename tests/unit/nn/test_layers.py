@@ -116,7 +116,7 @@ def test_batch_norm_equals_torch_over_several_steps(shape: tuple[int, ...], twin
         assert count == int(reference.num_batches_tracked) == (4 if training else 2)
 
 
-def test_flax_batch_norm_tracks_another_variance() -> None:
+def test_jax_batch_norm_tracks_another_variance() -> None:
     """Flax tracks the biased variance, torch the unbiased one."""
     x = jnp.asarray(normal(6, 5), "float32")
     bn, flax_bn = layers.BatchNorm(5), nnx.BatchNorm(5, momentum=0.9, rngs=nnx.Rngs(0))

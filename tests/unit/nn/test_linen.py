@@ -87,11 +87,11 @@ class Doubled(linen.Module):
 @pytest.mark.parametrize(
     ("model", "loss_fn", "message"),
     [
-        (Twin(), lambda model, batch: batch["x"], "flax_loss: never calls the model"),
+        (Twin(), lambda model, batch: batch["x"], "jax_loss: never calls the model"),
         (
             Doubled(),
             lambda model, batch: model(batch["x"]),
-            "flax_model: two collections hold a variable of the same name",
+            "jax_model: two collections hold a variable of the same name",
         ),
     ],
 )

@@ -115,18 +115,18 @@ def test_a_state_like_haikus_is_carried_in_the_buffers() -> None:
 @pytest.mark.parametrize(
     ("model", "loss_fn", "message"),
     [
-        (lambda x: x, loss_of, "flax_model: must return a flax.nnx or flax.linen module, or a tree of arrays"),
-        (Net, loss_of, "flax_model: must return .*, not the class Net itself$"),
-        (optax.sgd(1.0), loss_of, "flax_model: must return .*, not optax.*; return what its init returns$"),
-        ({"n": jnp.arange(3)}, loss_of, "flax_model: must return a flax.nnx or flax.linen module, or a tree of arrays"),
-        ({"w": jnp.ones(2, complex)}, loss_of, "flax_model: w is complex64; must be two real arrays"),
-        ({"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}}, loss_of, "flax_model: both .* would be called a.b; rename one"),
+        (lambda x: x, loss_of, "jax_model: must return a flax.nnx or flax.linen module, or a tree of arrays"),
+        (Net, loss_of, "jax_model: must return .*, not the class Net itself$"),
+        (optax.sgd(1.0), loss_of, "jax_model: must return .*, not optax.*; return what its init returns$"),
+        ({"n": jnp.arange(3)}, loss_of, "jax_model: must return a flax.nnx or flax.linen module, or a tree of arrays"),
+        ({"w": jnp.ones(2, complex)}, loss_of, "jax_model: w is complex64; must be two real arrays"),
+        ({"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}}, loss_of, "jax_model: both .* would be called a.b; rename one"),
         (
             {"w": jnp.ones(2)},
             haiku_loss,
-            r"flax_model: must return \(params, state\), as flax_loss takes a state, .* dict",
+            r"jax_model: must return \(params, state\), as jax_loss takes a state, .* dict",
         ),
-        (({"w": jnp.ones(2)}, {"w": jnp.ones(2)}), haiku_loss, "flax_model: both a parameter and the state have .* w;"),
+        (({"w": jnp.ones(2)}, {"w": jnp.ones(2)}), haiku_loss, "jax_model: both a parameter and the state have .* w;"),
     ],
 )
 def test_a_tree_that_cannot_be_a_model_is_refused(model: Any, loss_fn: Any, message: str) -> None:

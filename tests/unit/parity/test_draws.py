@@ -143,8 +143,8 @@ BATCH = {f"{ENTRY}0": np.full((12, 5), 0.25)}
         (BATCH, [("bernoulli", (7, 5))], r"^jax draws a bernoulli \(7, 5\), and a bernoulli \(12, 5\) in drop for"),
         (BATCH, [("bernoulli", (12, 5))] * 2, r"^jax draws a bernoulli \(12, 5\), and did not for the first batch"),
         (BATCH, [], r"^jax draws a bernoulli \(12, 5\) in drop for the first batch, and not for another; must dep"),
-        ({}, [("bernoulli", (12, 5))], "^flax_step: must give the loss all entries of the batch, with their shapes"),
-        ({f"{ENTRY}0": np.ones(60)}, [("bernoulli", (12, 5))], "^flax_step: must give the loss all entries of the ba"),
+        ({}, [("bernoulli", (12, 5))], "^jax_step: must give the loss all entries of the batch, with their shapes"),
+        ({f"{ENTRY}0": np.ones(60)}, [("bernoulli", (12, 5))], "^jax_step: must give the loss all entries of the ba"),
     ],
 )
 def test_a_loss_that_draws_otherwise_than_for_the_first_batch_is_refused(

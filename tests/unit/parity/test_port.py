@@ -24,9 +24,9 @@ import numpy as np
 from beside import SIZE
 
 def torch_model(): return "a torch module"
-def flax_model(): return "a jax module"
+def jax_model(): return "a jax module"
 def torch_loss(model, batch): return 1.0
-def flax_loss(model, batch): return 1.0
+def jax_loss(model, batch): return 1.0
 def batch(step, rank): return {"x": np.full(SIZE, step), "y": np.full(SIZE, rank)}
 optimizer = "adam"
 accumulation_steps = 2
@@ -40,14 +40,14 @@ def write(folder: Path, text: str) -> Path:
 
 
 def port(**changes: Any) -> Port:
-    fields: dict[str, Any] = dict.fromkeys(["torch_model", "flax_model", "torch_loss", "flax_loss"], lambda *_: None)
+    fields: dict[str, Any] = dict.fromkeys(["torch_model", "jax_model", "torch_loss", "jax_loss"], lambda *_: None)
     fields |= {"batch": lambda step, rank: {"x": np.arange(6)}, "optimizer": "sgd"}
     return Port(**fields | changes)
 
 
 def test_load_port_reads_the_fields_from_the_file(tmp_path: Path) -> None:
     loaded = load_port(write(tmp_path, FILE))
-    assert (loaded.torch_model(), loaded.flax_model()) == ("a torch module", "a jax module")
+    assert (loaded.torch_model(), loaded.jax_model()) == ("a torch module", "a jax module")
     assert (loaded.optimizer.optimizer, loaded.accumulation_steps) == ("adam", 2)
     first, second = loaded.micro_batches(step=3, rank=1)
     assert {name: array.tolist() for name, array in first.items()} == {"x": [3, 3], "y": [1, 1]}
@@ -116,17 +116,17 @@ def test_the_schedule_of_a_run_file_spans_the_run(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (("def torch_model", "def model"), "has no torch_model"),
-        (("def flax_loss", "def torch_batch"), "has no flax_loss"),
+        (("def jax_loss", "def torch_batch"), "has no jax_loss"),
         (
             ("def ", "def _"),
-            "has no torch_model, flax_model, torch_loss, flax_loss, batch (or torch_batch and flax_batch)",
+            "has no torch_model, jax_model, torch_loss, jax_loss, batch (or torch_batch and jax_batch)",
         ),
         (('optimizer = "adam"', 'optimizer = "adm"'), "optimizer adm: unknown; did you mean adam?"),
         (
             ('optimizer = "adam"', ""),
-            "has no optimizer (or torch_optimizer and flax_optimizer)",
+            "has no optimizer (or torch_optimizer and jax_optimizer)",
         ),
-        (("def flax_loss(model, batch): return 1.0", "flax_loss = 1.0"), "flax_loss: must be a function, and is float"),
+        (("def jax_loss(model, batch): return 1.0", "jax_loss = 1.0"), "jax_loss: must be a function, and is float"),
         (("import SIZE", "import WIDTH"), "line 3: ImportError: cannot import name 'WIDTH'"),
         (("optimizer =", "optimizer ==="), "line 10: SyntaxError: invalid syntax"),
         (("accumulation_steps = 2", "accumulation_steps = 0"), "accumulation_steps 0: must be at least 1"),
@@ -173,7 +173,7 @@ def test_a_missing_file_is_reported_by_name(tmp_path: Path) -> None:
 
 
 OWN = {"optimizer": None, "torch_optimizer": list}
-CONFIGURED = {"configure_optimizers": list, "flax_optimizer": optax.sgd(1)}
+CONFIGURED = {"configure_optimizers": list, "jax_optimizer": optax.sgd(1)}
 
 
 @pytest.mark.parametrize(
@@ -189,12 +189,12 @@ CONFIGURED = {"configure_optimizers": list, "flax_optimizer": optax.sgd(1)}
             "names: 'fc': must be a name in torch, or fused, part, summed, transposed, flattened; is None",
         ),
         (
-            OWN | {"flax_optimizer": "adam"},
-            "flax_optimizer: must be an optax transformation or an nnx.Optimizer, and is",
+            OWN | {"jax_optimizer": "adam"},
+            "jax_optimizer: must be an optax transformation or an nnx.Optimizer, and is",
         ),
         (
-            OWN | {"flax_optimizer": optax.adam},
-            r"flax_optimizer: is the function optax.adam; must be called, as in opta",
+            OWN | {"jax_optimizer": optax.adam},
+            r"jax_optimizer: is the function optax.adam; must be called, as in opta",
         ),
         ({"configure_optimizers": list}, "optimizer: give either"),
         (OWN | CONFIGURED, "configure_optimizers: must not be given with torch_optimizer"),
@@ -205,8 +205,8 @@ def test_contradictory_fields_are_refused(changes: dict[str, Any], message: str)
     with pytest.raises(InputError, match=f"^{message}"):
         port(**changes)
     port(optimizer=TrainConfig(optimizer="sgd", lr=0.1))
-    port(**OWN, flax_optimizer=optax.sgd(0.1), torch_scheduler=list)
-    port(optimizer=None, configure_optimizers=list, flax_optimizer=lambda model: optax.sgd(0.1))
+    port(**OWN, jax_optimizer=optax.sgd(0.1), torch_scheduler=list)
+    port(optimizer=None, configure_optimizers=list, jax_optimizer=lambda model: optax.sgd(0.1))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_a_module_of_the_path_is_imported_once_for_all_ports(tmp_path: Path, mon
 
 def test_an_error_that_a_library_turns_into_another_is_told_with_the_users_line(tmp_path: Path) -> None:
     """The second error is raised where no line of the user's is; its context has one."""
-    path = write(tmp_path, f"{FILE}\ndef flax_model(): return 1 / 0\n")
+    path = write(tmp_path, f"{FILE}\ndef jax_model(): return 1 / 0\n")
     loaded = load_port(path)
 
     library = tmp_path / "site-packages" / "library.py"
@@ -297,7 +297,7 @@ def test_an_error_that_a_library_turns_into_another_is_told_with_the_users_line(
     )
     build = run_file(library).build
     with pytest.raises(InputError, match=r"mine\.py: line 13: RuntimeError: cannot build$"), errors_located(path):
-        build(loaded.flax_model)
+        build(loaded.jax_model)
 
 
 def test_lines_of_installed_packages_in_the_ports_folder_are_not_the_users(
@@ -307,9 +307,9 @@ def test_lines_of_installed_packages_in_the_ports_folder_are_not_the_users(
     package.mkdir(parents=True)
     (package / "deep.py").write_text("def fails():\n    raise KeyError('gone')\n")
     monkeypatch.syspath_prepend(package)
-    loaded = load_port(path := write(tmp_path, f"import deep\n{FILE}\ndef flax_model(): return deep.fails()\n"))
+    loaded = load_port(path := write(tmp_path, f"import deep\n{FILE}\ndef jax_model(): return deep.fails()\n"))
     with pytest.raises(InputError, match=r"mine\.py: line 14: KeyError: 'gone'$"), errors_located(path):
-        loaded.flax_model()
+        loaded.jax_model()
 
 
 def test_batches_come_back_as_the_port_has_them() -> None:
@@ -339,8 +339,8 @@ def test_batches_come_back_as_the_port_has_them() -> None:
 
 def test_a_loss_of_a_port_is_given_its_own_kind_of_batch_once() -> None:
     seen: list[Any] = []
-    of_port = port(flax_loss=lambda model, batch: seen.append(batch))
-    replace(of_port, flax_loss=of_port.flax_loss).flax_loss(None, {"a > b": 1, "c is None": 0, "d.e": 2})
+    of_port = port(jax_loss=lambda model, batch: seen.append(batch))
+    replace(of_port, jax_loss=of_port.jax_loss).jax_loss(None, {"a > b": 1, "c is None": 0, "d.e": 2})
     assert seen == [{"a": {"b": 1}, "c": None, "d.e": 2}]
 
 

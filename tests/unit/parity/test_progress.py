@@ -106,8 +106,8 @@ def test_a_closed_stream_ends_nothing() -> None:
 
 
 class Failed(Working):
-    name, where, reply = "jax", "flax_model or step 1", ("failed", ("port.py: line 3: ValueError", "", ()))
-    failure = ChildError("jax", "flax_model or step 1", "port.py: line 3: ValueError")
+    name, where, reply = "jax", "jax_model or step 1", ("failed", ("port.py: line 3: ValueError", "", ()))
+    failure = ChildError("jax", "jax_model or step 1", "port.py: line 3: ValueError")
 
 
 def test_the_failure_of_one_side_is_said_once_while_the_other_is_at_work() -> None:
@@ -120,7 +120,7 @@ def test_the_failure_of_one_side_is_said_once_while_the_other_is_at_work() -> No
         assert said == []
         for _ in range(2):
             progress.watch([working, failed])
-    assert said == ["jax: flax_model or step 1: port.py: line 3: ValueError; torch goes on"]
+    assert said == ["jax: jax_model or step 1: port.py: line 3: ValueError; torch goes on"]
 
 
 class NoWeights(Working):

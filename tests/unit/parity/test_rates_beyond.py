@@ -47,16 +47,16 @@ class Made:
         return id(self.made)
 
 
-def port(torch_optimizer: Any, torch_scheduler: Any, flax_optimizer: Any, **fields: Any) -> Port:
+def port(torch_optimizer: Any, torch_scheduler: Any, jax_optimizer: Any, **fields: Any) -> Port:
     losses = {"torch_loss": lambda model, batch: (model(batch["x"]) ** 2).mean()}
-    losses["flax_loss"] = losses["torch_loss"]
-    both = {"torch_optimizer": torch_optimizer, "torch_scheduler": torch_scheduler, "flax_optimizer": flax_optimizer}
+    losses["jax_loss"] = losses["torch_loss"]
+    both = {"torch_optimizer": torch_optimizer, "torch_scheduler": torch_scheduler, "jax_optimizer": jax_optimizer}
     return Port(
         **both
         | losses
         | {
             "torch_model": lambda: torch.nn.Linear(3, 2),
-            "flax_model": lambda: nnx.Linear(3, 2, rngs=nnx.Rngs(0)),
+            "jax_model": lambda: nnx.Linear(3, 2, rngs=nnx.Rngs(0)),
             "batch": lambda step, rank: {"x": np.random.default_rng((step, rank)).normal(size=(4, 3))},
         }
         | fields
@@ -182,12 +182,12 @@ WITHIN: dict[str, tuple[tuple[Any, Any, Any], tuple[int, float, float]]] = {
 
 @pytest.mark.parametrize(("case", "expected"), WITHIN.values(), ids=WITHIN.keys())
 def test_a_difference_before_the_end_is_found_at_its_step(case: Any, expected: tuple[int, float, float]) -> None:
-    torch_optimizer, scheduler, flax_optimizer = case
-    if flax_optimizer is None:
-        flax_optimizer = optax.sgd(
+    torch_optimizer, scheduler, jax_optimizer = case
+    if jax_optimizer is None:
+        jax_optimizer = optax.sgd(
             optax.join_schedules([optax.constant_schedule(LR), optax.linear_schedule(LR / 10, LR, 51)], [50]), 0.9
         )
-    result = compared(port(torch_optimizer, scheduler, flax_optimizer))
+    result = compared(port(torch_optimizer, scheduler, jax_optimizer))
     assert result.within is not None
     step, of_torch, of_jax = expected
     assert result.within.quantity == "learning rate"
@@ -232,8 +232,8 @@ def test_optax_multisteps_counts_its_updates(every: int) -> None:
 
 @pytest.mark.parametrize("step", [70, 71])
 @pytest.mark.parametrize("reads_state", [False, True], ids=["a chain", "the state's step"])
-def test_a_flax_step_is_evaluated_as_a_whole(step: int, reads_state: bool) -> None:
-    def flax_step(loss: Any, optimizer: Any, state: Any, batch: Any) -> Any:
+def test_a_jax_step_is_evaluated_as_a_whole(step: int, reads_state: bool) -> None:
+    def jax_step(loss: Any, optimizer: Any, state: Any, batch: Any) -> Any:
         gradients = jax.grad(loss, has_aux=True)(state.params, state.buffers, batch)[0]
         updates, opt_state = optimizer.update(jax.lax.pmean(gradients, "replica"), state.opt_state, state.params)
         rate = -drop(LR, step)(state.step) if reads_state else 1.0
@@ -241,7 +241,7 @@ def test_a_flax_step_is_evaluated_as_a_whole(step: int, reads_state: bool) -> No
         return replace(state, step=state.step + 1, params=params, opt_state=opt_state), {}
 
     optimizer = optax.scale_by_adam() if reads_state else optax.adam(drop(LR, step))
-    within = compared(port(adam, drops_at_70, optimizer, flax_step=flax_step)).within
+    within = compared(port(adam, drops_at_70, optimizer, jax_step=jax_step)).within
     assert (within and (within.step, within.jax)) == (None if step == 70 else (70, pytest.approx(LR)))
 
 

@@ -22,7 +22,7 @@ from jaxddp.parity.report.json_schema import schema
 from jaxddp.parity.report.report import Report
 from jaxddp.plan.options import PlanOptions
 
-PORT = "torch_model = flax_model = None\n"
+PORT = "torch_model = jax_model = None\n"
 REPORT = Report("port.py", 2, 10, "float64")
 
 

@@ -22,13 +22,13 @@ import numpy as np
 import optax
 from flax import linen, nnx
 
-def flax_model():
+def jax_model():
     return MODEL
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     return ((model(batch["x"]) - batch["y"]) ** 2).mean()
 
-flax_optimizer = optax.adamw(1e-3)
+jax_optimizer = optax.adamw(1e-3)
 accumulation_steps = 2
 
 def batch(step, rank):
@@ -125,10 +125,10 @@ def test_a_script_may_have_a_plain_tree_of_arrays(tmp_path: Path) -> None:
     ("fault", "replacement", "message"),
     [
         ("def batch(", "def batches(", "mine.py: has no train_data"),
-        ("def flax_model(", "def model(", "mine.py: has no flax_model"),
-        ("return MODEL", "return 3", "flax_model: must return a flax.nnx or flax.linen module, or a tree of arrays"),
+        ("def jax_model(", "def model(", "mine.py: has no jax_model"),
+        ("return MODEL", "return 3", "jax_model: must return a flax.nnx or flax.linen module, or a tree of arrays"),
         ("return MODEL", "return 1 / 0", "line 7: ZeroDivisionError: division by zero"),
-        ("flax_optimizer = optax.adamw(1e-3)", "optimizer = 'adan'", "optimizer adan: unknown; did you mean adam?"),
+        ("jax_optimizer = optax.adamw(1e-3)", "optimizer = 'adan'", "optimizer adan: unknown; did you mean adam?"),
     ],
 )
 def test_a_faulty_script_is_one_line(fault: str, replacement: str, message: str, tmp_path: Path) -> None:

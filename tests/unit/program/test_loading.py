@@ -16,7 +16,7 @@ from jaxddp.scripts import run_file
 from torch_ref.config import TorchTrainerConfig
 
 DATA = "def train_data(): return {'x': [1.0]}\n"
-OPTIMIZER = "def flax_optimizer(config): return sgd(config.lr, config.weight_decay)\n"
+OPTIMIZER = "def jax_optimizer(config): return sgd(config.lr, config.weight_decay)\n"
 
 
 def write(folder: Path, text: str, name: str = "run.py") -> Path:
@@ -30,9 +30,9 @@ def write(folder: Path, text: str, name: str = "run.py") -> Path:
     [
         ("def val_data(): return 1", "test_data"),
         ("from colorsys import rgb_to_hsv as eval_data", "test_data"),
-        ("class Adam: pass\nflax_optimiser = Adam()", "flax_optimizer"),
-        ("import optax\nflax_optimiser = optax.adam(1e-3)", "flax_optimizer"),
-        ("def loss_fn(model, batch): return 1", "flax_loss or torch_loss"),
+        ("class Adam: pass\njax_optimiser = Adam()", "jax_optimizer"),
+        ("import optax\njax_optimiser = optax.adam(1e-3)", "jax_optimizer"),
+        ("def loss_fn(model, batch): return 1", "jax_loss or torch_loss"),
         ("batch_size = 8", "global_batch_size"),
         ("EPOCHS = 3", "epochs"),
         ("epoch = 3", "epochs"),
@@ -47,6 +47,17 @@ def test_an_unused_name_close_to_a_known_one_is_refused(line: str, meant: str, t
         load_program(path)
 
 
+@pytest.mark.parametrize("name", ["model", "loss", "step", "optimizer", "batch", "start", "restore", "metrics"])
+def test_a_former_name_is_refused_with_the_present_one(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, f"def flax_{name}(): return 1\n{DATA}")
+    with pytest.raises(InputError, match=rf"^{path}: flax_{name}: must be called jax_{name}, as"):
+        load_program(path)
+
+
+def test_a_helper_with_a_former_name_stays_beside_the_present_one(tmp_path: Path) -> None:
+    load_program(write(tmp_path, f"def flax_loss(): return 1\njax_loss = flax_loss\n{DATA}"))
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -57,7 +68,7 @@ def test_an_unused_name_close_to_a_known_one_is_refused(line: str, meant: str, t
         "_epoch = 3",
         "import colorsys as epoch",
         "from colorsys import rgb_to_hsv as schedules",
-        "def flax_optimizer(): return 1\nlearning_rate = 3",  # beside it, lr is a variable too
+        "def jax_optimizer(): return 1\nlearning_rate = 3",  # beside it, lr is a variable too
         "def f():\n    epoch = 3",
     ],
 )
@@ -74,7 +85,7 @@ def test_a_helper_with_a_similar_name_is_none(line: str, tmp_path: Path) -> None
             "dtype = torch.float16: is a flag of the trainers, and must be str; 16 bits",
         ),
         ("import optax\nschedule = optax.linear_schedule(1, 0, 9)", "schedule = .*must be str; an Optax schedule goes"),
-        ("import optax\noptimizer = optax.adam(1e-3)", "optimizer = Gradient.*is called flax_optimizer"),
+        ("import optax\noptimizer = optax.adam(1e-3)", "optimizer = Gradient.*is called jax_optimizer"),
         ("def epochs(): return 3", "epochs = epochs: is a flag of the trainers, and must be int"),
     ],
 )
@@ -97,7 +108,7 @@ def test_a_dtype_may_be_an_object(library: str, tmp_path: Path) -> None:
     [("", [], 1e-3, None), ("lr = 0.5\n", [], 0.5, None), ("lr = 0.5\n", ["--lr", "2", "--weight-decay", "1"], 2, 1)],
 )
 @pytest.mark.parametrize("data", [DATA, ""])  # a run file and a port file
-@pytest.mark.parametrize(("trainer", "name"), [(TrainerConfig, "flax"), (TorchTrainerConfig, "torch")])
+@pytest.mark.parametrize(("trainer", "name"), [(TrainerConfig, "jax"), (TorchTrainerConfig, "torch")])
 def test_an_optimizer_reads_the_rate_of_the_file_or_of_a_flag(
     trainer: type[TrainerConfig],
     name: str,
@@ -108,14 +119,14 @@ def test_an_optimizer_reads_the_rate_of_the_file_or_of_a_flag(
     decay: float | None,
     tmp_path: Path,
 ) -> None:
-    path = write(tmp_path, f"{more}{OPTIMIZER.replace('flax', name)}def sgd(*given): return given\n{data}")
+    path = write(tmp_path, f"{more}{OPTIMIZER.replace('jax', name)}def sgd(*given): return given\n{data}")
     program, config = cli.program_and_flags([str(path), *flags], trainer, "train")
     assert program.bound(config).get(f"{name}_optimizer")() == (rate, decay)
 
 
 def test_a_flag_that_the_optimizer_does_not_read_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, f"momentum = 0.9\n{OPTIMIZER}{DATA}")
-    with pytest.raises(InputError, match=r"^--clip-grad-norm|^--eps 0.1: has no effect, because .* flax_optimizer$"):
+    with pytest.raises(InputError, match=r"^--clip-grad-norm|^--eps 0.1: has no effect, because .* jax_optimizer$"):
         cli.program_and_flags([str(path), "--eps", "0.1"], TrainerConfig, "train")
     check_flags(program := load_program(path), default_config(program, TrainerConfig))  # momentum is a variable
 

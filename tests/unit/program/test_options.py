@@ -30,7 +30,7 @@ class Options:
     shape: tuple[int, int] = (3, 3)
     folds: tuple[Literal["a", "b"], ...] = ()
 
-def flax_model(options): return options
+def jax_model(options): return options
 """
 FLAGS = [
     "--act",
@@ -72,7 +72,7 @@ def run_file(tmp_path: Path) -> str:
 
 def options_of(program: Program, config: Any) -> dict[str, Any]:
     """Return what a function of the file gets."""
-    return vars(program.bound(config).get("flax_model")())
+    return vars(program.bound(config).get("jax_model")())
 
 
 @pytest.mark.parametrize("trainer", [TrainerConfig, TorchTrainerConfig])

@@ -73,8 +73,8 @@ def dispatched(
     arrays = {"x": np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32)}
     program = SimpleNamespace(
         train_data=lambda: arrays,
-        flax_model=lambda: nnx.Linear(3, 3, rngs=nnx.Rngs(0)),
-        flax_loss=lambda model, batch: ((model(batch["x"]) - batch["x"][:, ::-1]) ** 2).mean(axis=1),
+        jax_model=lambda: nnx.Linear(3, 3, rngs=nnx.Rngs(0)),
+        jax_loss=lambda model, batch: ((model(batch["x"]) - batch["x"][:, ::-1]) ** 2).mean(axis=1),
     )
     given: dict[str, Any] = {"epochs": 2, "global_batch_size": 4, "platform": "cpu"}
     weights = run(program, **given | flags).weights

@@ -85,8 +85,8 @@ def test_the_optimizer_holds_no_state_of_frozen_parameters() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "flax_loss: does not depend on stopped.fc1.bias, stopped.fc1.kernel, stopped.fc2.bias, ...; freeze these"),
-        ({"frozen": ("unused.*",)}, "flax_loss: does not depend on stopped.fc1.bias, .*find_unused_parameters=True"),
+        ({}, "jax_loss: does not depend on stopped.fc1.bias, stopped.fc1.kernel, stopped.fc2.bias, ...; freeze these"),
+        ({"frozen": ("unused.*",)}, "jax_loss: does not depend on stopped.fc1.bias, .*find_unused_parameters=True"),
     ],
 )
 def test_parameters_that_the_loss_does_not_depend_on_are_refused(options: dict[str, Any], message: str) -> None:

@@ -39,7 +39,7 @@ NEAR = 1e-6  # residual of an update whose learning rate is in float32; measured
 
 
 def differing_update(evidence: Evidence) -> tuple[Located | None, list[Problem], list[dict[str, float]]]:
-    """Locate the first update of a port's `flax_step` that torch's optimizer would not have made.
+    """Locate the first update of a port's `jax_step` that torch's optimizer would not have made.
 
     Torch's optimizer is replayed on the gradients of the port's step.
 
@@ -56,7 +56,7 @@ def differing_update(evidence: Evidence) -> tuple[Located | None, list[Problem],
     if residuals is None and "update" not in dict(evidence.judgement.exceeding()):
         return None, [], []  # with gradients that are torch's up to rounding, the updates are torch's
     if residuals is None:
-        what = "the optimizer of a flax_step is judged if torch.optim has it"
+        what = "the optimizer of a jax_step is judged if torch.optim has it"
         message = f"{what}, and this is {evidence.summary.optimizer}"
         return None, [Problem("port", "update", f"not judged: {message}; see the residuals of the free run")], []
     for step, (of_step, direct) in enumerate(zip(residuals, evidence.judgement.residuals["update"], strict=True), 1):
@@ -201,7 +201,7 @@ def _explain(evidence: Evidence, given: OptimizerEvidence, near: float, deep: bo
 
 
 def _hides_mean(evidence: Evidence) -> bool:
-    """Return whether a `flax_step` does not show its gradients after the mean over the replicas."""
+    """Return whether a `jax_step` does not show its gradients after the mean over the replicas."""
     return evidence.facts.custom_step and not {"gradients", "clipped_gradients"} & set(evidence.jax[0])
 
 

@@ -1,4 +1,4 @@
-"""Causes of a difference between the loss and the optimizer of a port's `flax_step`.
+"""Causes of a difference between the loss and the optimizer of a port's `jax_step`.
 
 Each hypothesis predicts the step's gradients from the gradients of each micro-batch's loss. These
 come from the port's loss, so they are correct whatever the step does with them.

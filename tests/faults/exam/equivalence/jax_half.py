@@ -15,7 +15,7 @@ from jaxddp.state import TrainState
 from .halves import Unprovable, batch_of, batches_digest, called
 from .jaxprs import array_digest, hashed, program_digest
 
-FIELDS = frozenset({"flax_model", "flax_loss", "flax_step", "flax_batch", "flax_optimizer"})  # those that are traced
+FIELDS = frozenset({"jax_model", "jax_loss", "jax_step", "jax_batch", "jax_optimizer"})  # those that are traced
 AXIS = "replica"
 
 
@@ -39,7 +39,7 @@ class PureModel:
 
 def _pure_model(names: Mapping[str, Any], batch: Mapping[str, Any]) -> PureModel:
     """Return the model of a half; a Linen model draws its parameters for this batch."""
-    model = called(names["flax_model"], names)
+    model = called(names["jax_model"], names)
     if isinstance(model, linen.Module):
         return _of_linen(model, names, batch)
     is_nnx = any(isinstance(leaf, nnx.Module) for leaf in jax.tree.leaves(model, is_leaf=_is_nnx))
@@ -54,9 +54,9 @@ def _of_linen(model: Any, names: Mapping[str, Any], batch: Mapping[str, Any]) ->
         variables.update(drawn)
         return output
 
-    if "flax_loss" not in names:
+    if "jax_loss" not in names:
         raise Unprovable("a Linen model without a loss")
-    names["flax_loss"](initialize, batch)
+    names["jax_loss"](initialize, batch)
     if variables.keys() != {"params"}:
         raise Unprovable(f"a Linen model with {', '.join(variables)}")
     params = variables["params"]
@@ -103,15 +103,15 @@ def jax_program(names: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         Unprovable: the half has a part that is not traced here.
     """
-    if unknown := {name for name in names if name.startswith("flax_")} - FIELDS:
+    if unknown := {name for name in names if name.startswith("jax_")} - FIELDS:
         raise Unprovable(f"a port with {', '.join(sorted(unknown))}")
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):  # as the check
-        return {"batches": batches_digest(names, "flax"), **_of_sizes(names)}
+        return {"batches": batches_digest(names, "jax"), **_of_sizes(names)}
 
 
 def _of_sizes(names: Mapping[str, Any]) -> dict[str, str]:
     digests: dict[str, str] = {}
-    batch = batch_of(names, "flax")
+    batch = batch_of(names, "jax")
     size = min(map(len, batch.values()))
     for replicas, examples in ((2, size), (3, size - 1)):
         cut = {name: array[:examples] for name, array in batch.items()}
@@ -121,20 +121,20 @@ def _of_sizes(names: Mapping[str, Any]) -> dict[str, str]:
 
 def _traced(names: Mapping[str, Any], batch: Mapping[str, Any], replicas: int) -> dict[str, str]:
     arrays = {name: jnp.asarray(array) for name, array in batch.items()}
-    model, optimizer = _pure_model(names, arrays), names.get("flax_optimizer")
+    model, optimizer = _pure_model(names, arrays), names.get("jax_optimizer")
     digests = {"start": tree_digest(model.start)}
-    if "flax_loss" in names:
+    if "jax_loss" in names:
         digests["loss"] = program_digest(_loss_and_pullback(names, model), model.params, model.rest, arrays)
     if optimizer is not None and not inspect.isfunction(optimizer):
         digests["optimizer"] = _optimizer_digest(optimizer, _tree_of(names, model))
-    if "flax_step" in names:
+    if "jax_step" in names:
         digests["step"] = _step_digest(names, model, arrays, replicas)
     return digests
 
 
 def _tree_of(names: Mapping[str, Any], model: PureModel) -> Any:
     """Return the parameters as the optimizer takes them: those of a loss, or the tree of a step."""
-    return model.params if "flax_loss" in names else model.start
+    return model.params if "jax_loss" in names else model.start
 
 
 def tree_digest(tree: Any) -> str:
@@ -152,7 +152,7 @@ def _loss_and_pullback(names: Mapping[str, Any], model: PureModel) -> Callable[.
 
     def outputs(params: Any, rest: Any, batch: Any) -> tuple[list[Any], Any]:
         merged = model.merge(params, rest)
-        result = names["flax_loss"](merged, batch)
+        result = names["jax_loss"](merged, batch)
         floating = [leaf for leaf in jax.tree.leaves(result) if _is_floating(leaf)]
         return floating, (result, model.state(merged))
 
@@ -182,7 +182,7 @@ def _optimizer_digest(optimizer: Any, params: Any) -> str:
 
 def _step_digest(names: Mapping[str, Any], model: PureModel, batch: Any, replicas: int) -> str:
     """Return the digest of a replica step, mapped over the replicas as an axis."""
-    replica, state = (_nnx_step if inspect.isfunction(names["flax_optimizer"]) else _pure_step)(names, model)
+    replica, state = (_nnx_step if inspect.isfunction(names["jax_optimizer"]) else _pure_step)(names, model)
     stacked = {name: jnp.stack([array] * replicas) for name, array in batch.items()}
     return program_digest(jax.vmap(replica, in_axes=(None, 0), axis_name=AXIS), state, stacked)
 
@@ -190,25 +190,25 @@ def _step_digest(names: Mapping[str, Any], model: PureModel, batch: Any, replica
 def _nnx_step(names: Mapping[str, Any], model: PureModel) -> tuple[Callable[..., Any], Any]:
     """Return a step that changes a module and an optimizer of nnx, as a function of their state, and the state."""
     module = model.merge(model.params, model.rest)
-    graph, state = nnx.split((module, names["flax_optimizer"](module)))
+    graph, state = nnx.split((module, names["jax_optimizer"](module)))
 
     def replica(state: Any, batch: Any) -> Any:
         module, optimizer = nnx.merge(graph, state)
-        return names["flax_step"](module, optimizer, batch), nnx.state((module, optimizer))
+        return names["jax_step"](module, optimizer, batch), nnx.state((module, optimizer))
 
     return replica, state
 
 
 def _pure_step(names: Mapping[str, Any], model: PureModel) -> tuple[Callable[..., Any], Any]:
     """Return a step of a TrainState, and the state."""
-    optimizer, params = names["flax_optimizer"], _tree_of(names, model)
+    optimizer, params = names["jax_optimizer"], _tree_of(names, model)
     if isinstance(optimizer, Mapping):
         opt_state = {name: chain.init(params[name]) for name, chain in optimizer.items()}
     else:
         opt_state = optimizer.init(params)
-    given = (_mean_loss(names, model), optimizer) if "flax_loss" in names else (optimizer,)
+    given = (_mean_loss(names, model), optimizer) if "jax_loss" in names else (optimizer,)
     state = TrainState(jnp.zeros((), int), params, model.rest, opt_state)
-    return lambda state, batch: names["flax_step"](*given, state, batch), state
+    return lambda state, batch: names["jax_step"](*given, state, batch), state
 
 
 def _mean_loss(names: Mapping[str, Any], model: PureModel) -> Callable[..., Any]:
@@ -216,7 +216,7 @@ def _mean_loss(names: Mapping[str, Any], model: PureModel) -> Callable[..., Any]
 
     def loss(params: Any, rest: Any, batch: Any) -> Any:
         merged = model.merge(params, rest)
-        value = names["flax_loss"](merged, batch)
+        value = names["jax_loss"](merged, batch)
         return jnp.mean(value[0] if isinstance(value, tuple) else value), model.state(merged)
 
     return loss

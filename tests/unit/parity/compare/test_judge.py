@@ -187,7 +187,7 @@ def test_stages_that_a_port_does_not_show_are_not_judged() -> None:
     assert "clipped_gradients" not in ruled(None, Facts()).results()
 
 
-def test_a_flax_steps_local_stages_are_judged_by_the_loss_alone() -> None:
+def test_a_jax_steps_local_stages_are_judged_by_the_loss_alone() -> None:
     own = Facts(clip_grad_norm=CLIP, custom_step=True)
 
     def change(record: Shown, step: int) -> None:

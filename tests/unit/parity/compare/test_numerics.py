@@ -88,7 +88,7 @@ def test_runs_with_nan_are_not_compared_in_float32(tmp_path: Path) -> None:
     assert compare_numerics((exact, broken), (exact, rounded), Facts()) == ({}, [])
 
 
-def test_updates_of_a_flax_step_and_stages_that_a_side_does_not_show_are_left_out(tmp_path: Path) -> None:
+def test_updates_of_a_jax_step_and_stages_that_a_side_does_not_show_are_left_out(tmp_path: Path) -> None:
     results, differences = compared(tmp_path, 1.0, "jax", custom_step=True, buffers={})
     assert results.keys() == set(STAGES) - {"buffers", "update"} and not differences
 

@@ -36,10 +36,10 @@ def test_a_round_trip_restores_the_file(model: str, dtype: torch.dtype, folder: 
     write_port().torch_model().load_state_dict(after, strict=True)
 
 
-def test_the_flax_model_computes_the_same_with_the_converted_file(folder: Path) -> None:
+def test_the_jax_model_computes_the_same_with_the_converted_file(folder: Path) -> None:
     main(["port.py", "torch.safetensors", "flax.safetensors", "--to", "jax"])
     port, arrays = load_port("port.py"), load_file("flax.safetensors")
-    functional = Functional(port.flax_model())
+    functional = Functional(port.jax_model())
     wanted = functional.params | functional.buffers
     assert {name: (x.shape, x.dtype) for name, x in arrays.items()} == {
         name: (x.shape, x.dtype) for name, x in wanted.items()

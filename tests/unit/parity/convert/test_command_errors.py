@@ -77,9 +77,9 @@ SAME_NAMES = """
 import numpy as np, torch
 
 def torch_model(): return torch.nn.ParameterDict({"a": torch.zeros(3)})
-def flax_model(): return {"a": np.zeros(3)}
+def jax_model(): return {"a": np.zeros(3)}
 def torch_loss(model, batch): return 0
-def flax_loss(model, batch): return 0
+def jax_loss(model, batch): return 0
 def batch(step, rank): return {}
 optimizer = "sgd"
 """
@@ -166,7 +166,7 @@ def test_a_bad_command_is_reported_in_one_line(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("MODEL", "flax_model: must return a flax.nnx or flax.linen module, or a tree of arrays"),
+        ("MODEL", "jax_model: must return a flax.nnx or flax.linen module, or a tree of arrays"),
         ("names", "names: jax's bn.scale (4,) has no twin in torch, bn.scale is not there; "),
         ("TorchNet()", "port.py: line 33: ZeroDivisionError: division by zero"),
     ],

@@ -32,8 +32,8 @@ def port(**options: Any) -> Port:
     def never(*arguments: Any) -> Any:
         raise AssertionError("not needed")
 
-    losses = {"torch_loss": never, "flax_loss": never, "batch": never}
-    return Port(torch_model=TorchScaled, flax_model=FlaxShifted, optimizer="sgd", **losses, **options)
+    losses = {"torch_loss": never, "jax_loss": never, "batch": never}
+    return Port(torch_model=TorchScaled, jax_model=FlaxShifted, optimizer="sgd", **losses, **options)
 
 
 def test_constants_keep_their_values_when_weights_are_converted() -> None:
@@ -74,22 +74,22 @@ def test_only_constants_that_are_there_may_lack_a_twin(name: str, message: str) 
 def test_weights_of_a_plain_tree_are_converted_without_its_counters_and_constants() -> None:
     """As of Haiku: a parameter and a constant in one tree, a running mean and its counter in the state."""
 
-    def flax_model() -> Any:
+    def jax_model() -> Any:
         params = {"net/~/fc": {"w": jnp.ones((3, 2)), "b": jnp.zeros(2), "shift": jnp.ones(1)}}
         return params, {"net/~/fc": {"scale": jnp.ones(2), "counter": jnp.int32(7)}}
 
-    def flax_loss(params: Any, state: Any, batch: Any) -> Any:
+    def jax_loss(params: Any, state: Any, batch: Any) -> Any:
         raise AssertionError("not needed")
 
     def never(*arguments: Any) -> Any:
         raise AssertionError("not needed")
 
-    losses = {"torch_loss": never, "flax_loss": flax_loss, "batch": never}
+    losses = {"torch_loss": never, "jax_loss": jax_loss, "batch": never}
     names = {"net.fc": "fc", "net.fc.scale": "scale"}
     twins = ModelPair.of_port(
         Port(
             torch_model=TorchScaled,
-            flax_model=flax_model,
+            jax_model=jax_model,
             optimizer="sgd",
             names=names,
             no_twin=["net.fc.shift"],

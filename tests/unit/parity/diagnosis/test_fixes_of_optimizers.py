@@ -55,7 +55,7 @@ def test_the_code_of_a_fix_makes_torchs_updates(case: Planted) -> None:
     for fault in case.causes[0] & CODED:
         fix = FAULTS[fault].fix_for(Known(case.says, optimizer))
         assert worst_of(case, made(code_of(fix), lr)) <= CLEAN, fix
-        assert worst_of(case, case.flax_optimizer) > 1e-8
+        assert worst_of(case, case.jax_optimizer) > 1e-8
 
 
 @pytest.mark.parametrize("groups", [one_group, matrices_decay])

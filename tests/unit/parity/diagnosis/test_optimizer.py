@@ -82,14 +82,14 @@ def test_a_schedule_of_any_shape_is_named_by_its_first_rate_that_differs(case: P
 @pytest.mark.large
 @pytest.mark.parametrize("fault", NOT_IN_THE_CATALOGUE)
 def test_a_fault_that_is_not_in_the_catalogue_gets_no_name(fault: str) -> None:
-    torch_optimizer, flax_optimizer, *options = NOT_IN_THE_CATALOGUE[fault]
-    ruling = explain_optimizer(run(torch_optimizer, flax_optimizer, **(options[0] if options else {})))
+    torch_optimizer, jax_optimizer, *options = NOT_IN_THE_CATALOGUE[fault]
+    ruling = explain_optimizer(run(torch_optimizer, jax_optimizer, **(options[0] if options else {})))
     assert not ruling.named
     assert ruling.runner_up is None or ruling.runner_up.residual > 1e-6  # measured: 3e-5 at least
 
 
 @pytest.mark.parametrize(
-    ("torch_optimizer", "flax_optimizer", "options"),
+    ("torch_optimizer", "jax_optimizer", "options"),
     [
         (decayed, optim.sgd(0.1, 0.9, weight_decay=1e-3), {}),
         (partial(momentum, dampening=0.3), optim.sgd(0.1, 0.9, dampening=0.3), {}),
@@ -101,9 +101,9 @@ def test_a_fault_that_is_not_in_the_catalogue_gets_no_name(fault: str) -> None:
     ],
 )
 def test_a_correct_port_leaves_rounding_only(
-    torch_optimizer: Callable[..., Any], flax_optimizer: Transformation, options: dict[str, Any]
+    torch_optimizer: Callable[..., Any], jax_optimizer: Transformation, options: dict[str, Any]
 ) -> None:
-    evidence = run(torch_optimizer, flax_optimizer, steps=20, **options)
+    evidence = run(torch_optimizer, jax_optimizer, steps=20, **options)
     assert worst(evidence) <= CLEAN < FLOOR
     assert explain_optimizer(evidence) == Ruling((), None)
 
@@ -128,12 +128,12 @@ def test_the_reference_program_computes_torchs_updates(
 
 
 @pytest.mark.parametrize(
-    ("torch_optimizer", "flax_optimizer"), [(adam, optax.adam(1e-3)), (momentum, optax.sgd(0.1, momentum=0.9))]
+    ("torch_optimizer", "jax_optimizer"), [(adam, optax.adam(1e-3)), (momentum, optax.sgd(0.1, momentum=0.9))]
 )
 def test_small_tensors_take_their_steps_together_and_as_each_alone(
-    torch_optimizer: Callable[..., Any], flax_optimizer: Transformation, monkeypatch: pytest.MonkeyPatch
+    torch_optimizer: Callable[..., Any], jax_optimizer: Transformation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evidence = run(torch_optimizer, flax_optimizer, steps=5, groups=matrices_decay, unused=UNUSED)
+    evidence = run(torch_optimizer, jax_optimizer, steps=5, groups=matrices_decay, unused=UNUSED)
     one = reference_program(evidence)
     assert one is not None and 1 < len(one.together) < len(one.names), "decayed, not decayed and unused ones"
     together = [*replay(one, evidence)]

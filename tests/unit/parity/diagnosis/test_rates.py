@@ -60,9 +60,9 @@ def plainly(evidence: OptimizerEvidence) -> float:
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(("torch_optimizer", "flax_optimizer", "scheduler"), RIGHT)
-def test_a_learning_rate_in_float32_is_no_difference(torch_optimizer: Any, flax_optimizer: Any, scheduler: Any) -> None:
-    evidence = run(torch_optimizer, flax_optimizer, scheduler=scheduler)
+@pytest.mark.parametrize(("torch_optimizer", "jax_optimizer", "scheduler"), RIGHT)
+def test_a_learning_rate_in_float32_is_no_difference(torch_optimizer: Any, jax_optimizer: Any, scheduler: Any) -> None:
+    evidence = run(torch_optimizer, jax_optimizer, scheduler=scheduler)
     assert worst(evidence) < FLOOR  # measured: up to 1.4e-16
     assert 1e-9 < plainly(evidence) < NEAR  # measured: 1.1e-7 for both
     assert not explain_optimizer(evidence, near=NEAR).named

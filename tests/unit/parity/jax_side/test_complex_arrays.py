@@ -44,14 +44,14 @@ class Source:
     def port(self) -> Port:
         torch_kind, flax_kind = self.kinds
 
-        def flax_model() -> Any:
+        def jax_model() -> Any:
             return {"a_re": np.ones(2), "a_im": np.ones(2)} if flax_kind == "two parts" else Flax(flax_kind)
 
         return Port(
             torch_model=lambda: Torch(torch_kind),
-            flax_model=flax_model,
+            jax_model=jax_model,
             torch_loss=lambda model, batch: (batch["x"] * model.get_parameter("a")).abs().sum(),
-            flax_loss=lambda model, batch: jnp.abs(batch["x"] * 1.0).sum(),
+            jax_loss=lambda model, batch: jnp.abs(batch["x"] * 1.0).sum(),
             optimizer="sgd",
             batch=lambda step, rank: {"x": np.ones((4, 2))},
         )
@@ -62,8 +62,8 @@ class Source:
     [
         (("parameter", "two parts"), "torch_model: a"),
         (("buffer", ""), "torch_model: b"),
-        (("", "parameter"), "flax_model: a"),
-        (("", "buffer"), "flax_model: b"),
+        (("", "parameter"), "jax_model: a"),
+        (("", "buffer"), "jax_model: b"),
     ],
     ids=str,
 )
@@ -101,8 +101,8 @@ class Flax(nnx.Module):
         turned = (pairs[..., 0] + 1j * pairs[..., 1]) * jnp.exp(SIGN * 1j * np.arange(2) / 3)
         return jnp.stack([turned.real, turned.imag], -1).reshape(x.shape)
 
-torch_model, flax_model, optimizer = Turned, Flax, "sgd"
-flax_loss = torch_loss = lambda model, batch: ((model(batch["x"]) - batch["x"]) ** 2).mean()
+torch_model, jax_model, optimizer = Turned, Flax, "sgd"
+jax_loss = torch_loss = lambda model, batch: ((model(batch["x"]) - batch["x"]) ** 2).mean()
 batch = lambda step, rank: {"x": np.random.default_rng((step, rank)).normal(size=(8, 4))}
 """
 UNSAVED = 'self.register_buffer("table", table, persistent=False)'

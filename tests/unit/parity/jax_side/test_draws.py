@@ -58,8 +58,8 @@ def port_of(loss: Callable[[Any, Any], Any], model: Callable[[], Any] = Net) -> 
     return Port(
         torch_model=nothing,
         torch_loss=nothing,
-        flax_model=model,
-        flax_loss=loss,
+        jax_model=model,
+        jax_loss=loss,
         batch=lambda step, rank: {"x": np.ones((4, 3))},
         optimizer="sgd",
     )
@@ -82,7 +82,7 @@ def served(function: Callable[[], Any], value: float) -> Any:
     port = port_of(loss)
     drawn = DrawnPort(**vars(port), draws=tuple(Pair(draw, draw) for draw in draws), seed=0)
     batch = {f"{ENTRY}{k}": jnp.full(draw.shape, value) for k, draw in enumerate(draws)}
-    serving(drawn).flax_loss(None, batch)
+    serving(drawn).jax_loss(None, batch)
     return results[0]
 
 
@@ -225,7 +225,7 @@ def test_a_loss_under_grad_has_the_numbers_of_its_batch(dtype: str, tmp_path: Pa
 def _loss(port: Port, weight: jax.Array, batch: Any, dtype: str) -> jax.Array:
     model = Net()
     model.block.weight[...] = weight
-    return port.flax_loss(model, {name: jnp.asarray(x, dtype) for name, x in batch.items()})
+    return port.jax_loss(model, {name: jnp.asarray(x, dtype) for name, x in batch.items()})
 
 
 def test_a_port_that_draws_nothing_takes_the_path_without_numbers(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def batch(step, rank): return {"x": np.ones((4, 30))}
 def torch_loss(model, batch): return model(batch["x"]).mean()
 optimizer = "sgd"
 SHAPES = {"0": {"weight": (40, 30), "bias": (40,)}, "1": {"weight": (30, 40), "bias": (30,)}}
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     x = batch["x"]
     for layer in model.values(): x = x @ layer["weight"].T + layer["bias"]
     return x.mean()
@@ -50,16 +50,16 @@ STATE = "rng = np.random.RandomState(3)\n"
 SET = "np.random.seed(3)\nrng = np.random\n"
 OF_TORCH = "{n: {k: dict(torch_model().named_parameters())[f'{n}.{k}'].detach().numpy() for k in l} for n, l in "
 RIGHT = {
-    "nnx.Rngs": f"{TREE}from flax import nnx\ndef flax_model(): return tree(nnx.Rngs(0)())\n",
-    "PRNGKey": f"{TREE}def flax_model(): return tree(jax.random.PRNGKey(0))\n",
-    "a held key": f"from jax.random import key\n{TREE}MADE = key(0)\ndef flax_model(): return tree(MADE)\n",
-    "a held tree": f"{TREE}MADE = tree(jax.random.key(0))\ndef flax_model(): return MADE\n",
-    "jit": f"{TREE}def flax_model(): return jax.jit(lambda: tree(jax.random.key(0)))()\n",
-    "jit of a key": f"{TREE}made = jax.jit(tree)\ndef flax_model(): return made(jax.random.key(0))\n",
-    "default_rng": f"{OF_NUMPY}def flax_model(): return tree(np.random.default_rng(0))\n",
-    "np.random.seed": f"{OF_NUMPY}{SET}def flax_model(): return tree(rng)\n",
-    "RandomState": f"{OF_NUMPY}{STATE}MADE = tree(rng)\ndef flax_model(): return MADE\n",
-    "torch": f"def flax_model():\n    torch.manual_seed(0)\n    return {OF_TORCH}SHAPES.items()}}\n",
+    "nnx.Rngs": f"{TREE}from flax import nnx\ndef jax_model(): return tree(nnx.Rngs(0)())\n",
+    "PRNGKey": f"{TREE}def jax_model(): return tree(jax.random.PRNGKey(0))\n",
+    "a held key": f"from jax.random import key\n{TREE}MADE = key(0)\ndef jax_model(): return tree(MADE)\n",
+    "a held tree": f"{TREE}MADE = tree(jax.random.key(0))\ndef jax_model(): return MADE\n",
+    "jit": f"{TREE}def jax_model(): return jax.jit(lambda: tree(jax.random.key(0)))()\n",
+    "jit of a key": f"{TREE}made = jax.jit(tree)\ndef jax_model(): return made(jax.random.key(0))\n",
+    "default_rng": f"{OF_NUMPY}def jax_model(): return tree(np.random.default_rng(0))\n",
+    "np.random.seed": f"{OF_NUMPY}{SET}def jax_model(): return tree(rng)\n",
+    "RandomState": f"{OF_NUMPY}{STATE}MADE = tree(rng)\ndef jax_model(): return MADE\n",
+    "torch": f"def jax_model():\n    torch.manual_seed(0)\n    return {OF_TORCH}SHAPES.items()}}\n",
 }
 
 
@@ -96,7 +96,7 @@ def test_a_deviation_that_is_a_fifth_larger_is_found(way: str, tmp_path: Path) -
 
 
 def test_a_key_that_no_seed_makes_is_judged_by_one_sample(tmp_path: Path) -> None:
-    raw = f"{TREE}import jax.numpy as jnp\ndef flax_model(): return tree(jnp.array([7, 9], dtype=jnp.uint32))\n"
+    raw = f"{TREE}import jax.numpy as jnp\ndef jax_model(): return tree(jnp.array([7, 9], dtype=jnp.uint32))\n"
     right = aspect(tmp_path, NORMAL + raw)
     assert right.verdict == "equal" and right.says[0].startswith("jax: one sample of 4 tensors was judged")
     wrong = aspect(tmp_path, NORMAL + raw, ("0.3 *", "0.6 *"))
@@ -112,7 +112,7 @@ def test_a_generator_of_torch_with_a_constant_seed_is_one_sample(tmp_path: Path)
 
 def test_a_tree_of_zeros_has_no_initialisation(tmp_path: Path) -> None:
     found = aspect(
-        tmp_path, f"{NORMAL}{TREE}def flax_model(): return jax.tree.map(lambda x: 0 * x, tree(jax.random.key(0)))\n"
+        tmp_path, f"{NORMAL}{TREE}def jax_model(): return jax.tree.map(lambda x: 0 * x, tree(jax.random.key(0)))\n"
     )
     assert found.verdict == "not compared" and "no initialisation" in found.says[0]
 
@@ -141,7 +141,7 @@ def test_flax_layers_differ_from_those_of_torch_until_they_are_given_its_initial
     def uniform(fan): return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -(fan**-0.5), fan**-0.5)
     def given(fan): return {"kernel_init": variance_scaling(1 / 3, "fan_in", "uniform"), "bias_init": uniform(fan)}
 """
-    text = text.replace("def flax_model():\n", f"def flax_model():{given}")
+    text = text.replace("def jax_model():\n", f"def jax_model():{given}")
     calls = {"30, 50, rngs=rngs": 30, "50, 4, rngs=rngs": 50, '50, name="fc1"': 30, '4, name="fc2"': 50}
     for layer, fan in calls.items():
         text = text.replace(f"({layer})", f"({layer}, **given({fan}))")
@@ -162,8 +162,8 @@ def batch(step, rank): return {"x": np.ones((4, 8))}
 optimizer = "sgd"
 names = {"layers": "layers.{}"}
 def of(key): return jax.random.uniform(key, (8, 8), minval=-8**-0.5, maxval=8**-0.5)
-def flax_model(): return {"layers": {"kernel": jax.vmap(of)(jax.random.split(jax.random.key(0), 3))}}
-def flax_loss(model, batch):
+def jax_model(): return {"layers": {"kernel": jax.vmap(of)(jax.random.split(jax.random.key(0), 3))}}
+def jax_loss(model, batch):
     return jax.lax.scan(lambda x, w: (jax.numpy.tanh(x @ w), None), batch["x"], model["layers"]["kernel"])[0].mean()
 """
     assert aspect(tmp_path, stacked) == Aspect("equal")
@@ -189,8 +189,8 @@ def torch_model(): return Net()
 def torch_loss(model, batch): return model(batch["x"]).mean()
 def batch(step, rank): return {"x": np.arange(4)}
 optimizer = "sgd"
-def flax_model(): return {"embed": {"embedding": jax.random.normal(jax.random.key(0), (20, 10)).at[2].set(0.0)}}
-def flax_loss(model, batch):
+def jax_model(): return {"embed": {"embedding": jax.random.normal(jax.random.key(0), (20, 10)).at[2].set(0.0)}}
+def jax_loss(model, batch):
     table = model["embed"]["embedding"]
     return (table[batch["x"]] @ table.T).mean()
 """
@@ -206,7 +206,7 @@ def test_a_weight_that_a_file_loads_is_one_sample_and_a_table_a_constant(tmp_pat
     np.save(tmp_path / "w.npy", np.random.default_rng(1).normal(0, 0.3, (40, 30)))
     loads = f"MADE = np.load({str(tmp_path / 'w.npy')!r})\n"
     first = "{'0': tree(jax.random.key(5))['0'] | {'weight': MADE}}"
-    right = f"{TREE}def flax_model(): return tree(jax.random.PRNGKey(0)) | {first}\n"
+    right = f"{TREE}def jax_model(): return tree(jax.random.PRNGKey(0)) | {first}\n"
     torch, jax, parameters = drawn(write(tmp_path, text=NORMAL + loads + right))
     assert is_one_sample(jax["0.weight"]) and varies(jax["1.weight"])
     assert compared(torch, jax, parameters).verdict == "equal"
@@ -225,8 +225,8 @@ def torch_model(): return Net()
 def torch_loss(model, batch): return model(batch["x"]).mean()
 def batch(step, rank): return {"x": np.ones((3, 4))}
 optimizer = "sgd"
-def flax_model(): return {"scale": np.ones(4)}, {"table": np.sin(np.arange(4.0))}
-def flax_loss(params, state, batch): return (batch["x"] * params["scale"] + state["table"]).mean(), state
+def jax_model(): return {"scale": np.ones(4)}, {"table": np.sin(np.arange(4.0))}
+def jax_loss(params, state, batch): return (batch["x"] * params["scale"] + state["table"]).mean(), state
 """
     assert aspect(tmp_path, text) == Aspect("equal")
     found = aspect(tmp_path, text, ("np.sin(np.arange(4.0))", "np.cos(np.arange(4.0))"))

@@ -273,7 +273,7 @@ class TorchNet(torch.nn.Module):
     def forward(self, x):
         return self.head(torch.tanh(self.c_proj(x)))
 
-def flax_model():
+def jax_model():
     from flax import linen
     class Kernel(linen.Module):
         @linen.compact

@@ -145,15 +145,15 @@ OPTIMIZERS = [
 def test_the_optimizer_is_edited_after_the_code_of_the_fix(
     name: str, says: str, optimizer: TorchOptimizer, wrong: str, right: str
 ) -> None:
-    text = "import jax\nimport optax\nLR, N = 0.1, 4\nflax_optimizer = optax.{}\n"
+    text = "import jax\nimport optax\nLR, N = 0.1, 4\njax_optimizer = optax.{}\n"
     found = cause(name, says, optimizer)
     assert text.format(right) in made(text.format(wrong), 4, found)
 
 
 def test_a_module_that_the_code_of_a_fix_needs_is_imported() -> None:
     amsgrad = TorchOptimizer("Adam", [{"betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": True}])
-    text = '"""Port."""\nimport optax\n\nflax_optimizer = optax.amsgrad(1e-3)\n'
-    right = '"""Port."""\nimport jaxddp.optim\nimport optax\n\nflax_optimizer = jaxddp.optim.adam(1e-3, amsgrad=True)\n'
+    text = '"""Port."""\nimport optax\n\njax_optimizer = optax.amsgrad(1e-3)\n'
+    right = '"""Port."""\nimport jaxddp.optim\nimport optax\n\njax_optimizer = jaxddp.optim.adam(1e-3, amsgrad=True)\n'
     assert right in made(text, 4, cause("amsgrad", "AMSGrad, as optax has it", amsgrad))
 
 
@@ -256,17 +256,17 @@ def test_a_function_is_found_in_the_file_that_defines_it(tmp_path: Path) -> None
     port, module = tmp_path / "port.py", tmp_path / "halves" / "jax_half.py"
     module.parent.mkdir()
     port.write_text(
-        "from halves.jax_half import loss as flax_loss\nimport os\n\ndef flax_step(): pass\nflax_optimizer = 1\n"
+        "from halves.jax_half import loss as jax_loss\nimport os\n\ndef jax_step(): pass\njax_optimizer = 1\n"
     )
     module.write_text("x = 1\n\ndef loss(model):\n    y = 1\n    return y\n")
-    assert home_of(port, "flax_loss") == (str(module), 5)
-    assert home_of(port, "flax_step") == (str(port), 4) and home_of(port, "flax_optimizer") == (str(port), 5)
-    assert home_of(port, "flax_model") is None and home_of(tmp_path / "none.py", "x") is None
+    assert home_of(port, "jax_loss") == (str(module), 5)
+    assert home_of(port, "jax_step") == (str(port), 4) and home_of(port, "jax_optimizer") == (str(port), 5)
+    assert home_of(port, "jax_model") is None and home_of(tmp_path / "none.py", "x") is None
 
 
 def test_the_rate_is_made_torchs_schedule() -> None:
     rate = "def rate(t):\n    return 0.1 * (0.9 + 0.1 * f(t))\n"
-    text = f"import optax\n\n{rate}flax_optimizer = optax.sgd(rate, momentum=0.9)\n"
+    text = f"import optax\n\n{rate}jax_optimizer = optax.sgd(rate, momentum=0.9)\n"
     twin = "STEPS = 8\noptimizer = SGD(parameters, lr=0.1)\nscheduler = CosineAnnealingLR(optimizer, T_max=STEPS)\n"
     found = cause("schedule", "the learning rate falls to 0.01, the reference's to 0", SGD)
     right = text.replace("import optax", "import jaxddp.schedules\nimport optax")

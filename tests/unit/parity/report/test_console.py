@@ -85,7 +85,7 @@ def test_a_problem_that_leads_is_told_before_the_differences():
     report = dataclasses.replace(SEMANTIC, problems=(INCOMPLETE.problems[1], leading))
     for text, pieces in (
         (console.to_text(report), ("problem: jax: step 3", "different: ", "problem: port: ")),
-        (page.to_html(report), ("hangs: no answer", '<section class="card', "flax_restore: ")),
+        (page.to_html(report), ("hangs: no answer", '<section class="card', "jax_restore: ")),
     ):
         places = [text.index(piece) for piece in pieces]
         assert places == sorted(places)

@@ -13,7 +13,7 @@ from jaxddp.parity.report.report import Report
 
 LARGE = Trial("gradients", "with gradients 1000 times as large")
 SMALL = Trial("gradients", "with gradients 1000 times as small")
-REPLICAS = Trial("replicas", "with 3 replicas", "flax_step raises")
+REPLICAS = Trial("replicas", "with 3 replicas", "jax_step raises")
 SAYS = "clip_by_global_norm(100); the reference has none"
 CLIP = Beyond(LARGE, "update", "0.weight", 0.9, 1e-12, SAYS, Quote("port.py", 17))
 WIDER = "0.weight: torch uniform, deviation 0.24; jax normal, 5."
@@ -51,7 +51,7 @@ def test_the_report_says_what_differs_beyond_the_run_and_what_was_not_tried() ->
     text = " ".join(str(BEYOND).split())
     assert "beyond: Nothing differs in 1 stage of 1 step" in text
     assert "Equal beyond the run too, in 1 trial (gradients)." in text
-    assert "Not tried beyond the run: 3 replicas, since flax_step raises." in text
+    assert "Not tried beyond the run: 3 replicas, since jax_step raises." in text
     line = "beyond this run, with gradients 1000 times as large: the update differs in 0.weight, residual 0.9: "
     assert f"{line}clip_by_global_norm(100) at port.py:17; the reference has none" in text
     assert "beyond this run," not in str(EQUAL)

@@ -124,7 +124,7 @@ def test_page_works_with_a_screen_reader_and_a_keyboard(report):
         (NUMERIC, ["Different in rounding", "round differently", "Numeric:", "cannot tell", "204"]),
         (NUMERIC, ["✗ rounds differently"]),
         (INCOMPLETE, ["Incomplete", "jax: step 3: hangs: no answer within 60 s", "2/10 steps", "not compared"]),
-        (INCOMPLETE, ["Problems", "port: flax_restore: ValueError: the saved state has no 'nu'"]),
+        (INCOMPLETE, ["Problems", "port: jax_restore: ValueError: the saved state has no 'nu'"]),
         (HUGE, ["8 replicas, 300 steps", "first at step 101", "188 further tensors", "1234.5"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -16,8 +16,8 @@ from torch_ref.program import MakeOptimizer, optimizer_of
 
 
 def made(**fields: Any) -> tuple[torch.optim.Optimizer, Any]:
-    functions: dict[str, Any] = dict.fromkeys(["torch_model", "flax_model", "torch_loss", "flax_loss"], lambda *_: None)
-    port = Port(**functions, batch=lambda step, rank: {"x": np.ones(2)}, flax_optimizer=optax.sgd(0.1), **fields)
+    functions: dict[str, Any] = dict.fromkeys(["torch_model", "jax_model", "torch_loss", "jax_loss"], lambda *_: None)
+    port = Port(**functions, batch=lambda step, rank: {"x": np.ones(2)}, jax_optimizer=optax.sgd(0.1), **fields)
     model = torch.nn.Linear(3, 2)
     make = MakeOptimizer(port.torch_optimizer, port.torch_scheduler, port.configure_optimizers)
     return optimizer_of(make, model, list(model.parameters()))

@@ -15,12 +15,12 @@ class Autoencoder(nnx.Module):
         return self.decode(self.encode(x))
 
 
-def flax_model():
+def jax_model():
     return Autoencoder(nnx.Rngs(0))
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     return optax.squared_error(model(batch["x"]), batch["x"]).mean()
 
 
-flax_optimizer = optax.adam(LR)
+jax_optimizer = optax.adam(LR)

@@ -17,19 +17,19 @@ class Network(nn.Module):
         return nn.Dense(1)(x)[:, 0]
 
 
-def flax_model():
+def jax_model():
     params = Network().init(jax.random.key(0), jnp.zeros((1, 6)))["params"]
     return {"network": params, "average": params}
 
 
-flax_optimizer = {"network": optax.adam(LR)}
+jax_optimizer = {"network": optax.adam(LR)}
 
 
 def loss_of(params, batch):
     return optax.squared_error(Network().apply({"params": params}, batch["x"]), batch["y"]).mean()
 
 
-def flax_step(optimizers, state, batch):
+def jax_step(optimizers, state, batch):
     params, opt_state = dict(state.params), dict(state.opt_state)
     loss, gradients = jax.value_and_grad(loss_of)(params["network"], batch)
     gradients = jax.lax.pmean(gradients, "replica")

@@ -15,13 +15,13 @@ class Classifier(nn.Module):
         return nn.Dense(4, name="outer")(x)
 
 
-def flax_model():
+def jax_model():
     return Classifier()
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     losses = optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
     return losses.mean()
 
 
-flax_optimizer = optax.adam(LR)
+jax_optimizer = optax.adam(LR)

@@ -23,13 +23,13 @@ class ResNet(nnx.Module):
         return self.fc(x.mean((1, 2)))
 
 
-def flax_model():
+def jax_model():
     return ResNet(nnx.Rngs(0))
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     logits = model(jnp.moveaxis(batch["image"], 1, -1))
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
 
 
-flax_optimizer = optax.sgd(LR, momentum=0.9)
+jax_optimizer = optax.sgd(LR, momentum=0.9)

@@ -17,13 +17,13 @@ class Critic(nn.Module):
         return nn.Dense(1)(x)[:, 0]
 
 
-def flax_model():
+def jax_model():
     keys = jax.random.split(jax.random.key(0))
     inputs = jnp.zeros((1, 6))
     return {name: Critic().init(key, inputs)["params"] for name, key in zip(("one", "two"), keys, strict=True)}
 
 
-flax_optimizer = {"one": optax.adam(LR), "two": optax.adam(LR)}
+jax_optimizer = {"one": optax.adam(LR), "two": optax.adam(LR)}
 
 
 def critic_loss(params, batch):
@@ -31,7 +31,7 @@ def critic_loss(params, batch):
     return ((values - batch["targets"]) ** 2).mean()
 
 
-def flax_step(optimizers, state, batch):
+def jax_step(optimizers, state, batch):
     params, opt_state = dict(state.params), dict(state.opt_state)
     losses, gradients = {}, {}
     for name in ("one", "two"):

@@ -19,13 +19,13 @@ class Decoder(nn.Module):
         return nn.Dense(11, kernel_init=NORMAL, name="head")(x)
 
 
-def flax_model():
+def jax_model():
     return Decoder()
 
 
-def flax_loss(model, batch, key):
+def jax_loss(model, batch, key):
     logits = model(batch["tokens"], rngs={"dropout": key})
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
 
 
-flax_optimizer = optax.adam(LR)
+jax_optimizer = optax.adam(LR)

@@ -10,12 +10,12 @@ class Block(nn.Module):
         return nn.Conv(6, (4,), feature_group_count=6, padding=((3, 0),), name="conv")(x)
 
 
-def flax_model():
+def jax_model():
     return Block()
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     return optax.squared_error(model(batch["x"]), batch["y"]).mean()
 
 
-flax_optimizer = optax.sgd(0.1)
+jax_optimizer = optax.sgd(0.1)

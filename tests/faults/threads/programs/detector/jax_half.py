@@ -12,15 +12,15 @@ class Detector(nn.Module):
         return nn.Dense(5, name="classes")(x), nn.Dense(4, name="boxes")(x)
 
 
-def flax_model():
+def jax_model():
     return Detector()
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     logits, boxes = model(batch["x"])
     labels = jax.nn.one_hot(batch["classes"], 5, dtype=logits.dtype)
     focal = optax.sigmoid_focal_loss(logits, labels, gamma=2.0)
     return focal.mean() + optax.huber_loss(boxes, batch["boxes"], delta=1.0).mean()
 
 
-flax_optimizer = optax.sgd(0.05, momentum=0.9)
+jax_optimizer = optax.sgd(0.05, momentum=0.9)

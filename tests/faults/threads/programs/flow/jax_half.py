@@ -18,15 +18,15 @@ class Flow(nnx.Module):
         return self.last(nnx.silu(self.second(x)))
 
 
-def flax_model():
+def jax_model():
     return Flow(nnx.Rngs(0))
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     time, noise, actions = batch["time"], batch["noise"], batch["actions"]
     between = time * noise + (1 - time) * actions
     velocity = model(jnp.concatenate([batch["observations"], between, time], -1))
     return optax.squared_error(velocity, noise - actions).mean()
 
 
-flax_optimizer = optax.adamw(LR, weight_decay=1e-10)
+jax_optimizer = optax.adamw(LR, weight_decay=1e-10)

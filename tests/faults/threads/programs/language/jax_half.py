@@ -21,18 +21,18 @@ class Language(nnx.Module):
         return self.head(nnx.relu(self.up(x + x.mean(1, keepdims=True))))
 
 
-def flax_model():
+def jax_model():
     return Language(nnx.Rngs(0))
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     counts = batch["labels"] != -100
     labels = jnp.where(counts, batch["labels"], 0)
     losses = optax.softmax_cross_entropy_with_integer_labels(model(batch["tokens"]), labels)
     return jnp.where(counts, losses, 0), counts.astype(losses.dtype)
 
 
-flax_optimizer = optax.adamw(LR, weight_decay=1e-2)
+jax_optimizer = optax.adamw(LR, weight_decay=1e-2)
 
 
 def of_micro_batches(loss, state, batch):

@@ -18,11 +18,11 @@ class Net(nnx.Module):
         return self.last(jnp.tanh(self.second(jnp.tanh(self.first(t)))))
 
 
-def flax_model():
+def jax_model():
     return Net(nnx.Rngs(0))
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     t = batch["t"]
     direction = jnp.ones_like(t)
 
@@ -34,4 +34,4 @@ def flax_loss(model, batch):
     return 1e-4 * (physics**2).mean() + ((u - batch["u"]) ** 2).mean()
 
 
-flax_optimizer = optax.adam(1e-3)
+jax_optimizer = optax.adam(1e-3)

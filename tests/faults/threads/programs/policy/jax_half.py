@@ -13,11 +13,11 @@ class Actor(nn.Module):
         return nn.Dense(2, name="mean")(x), jnp.tanh(nn.Dense(2, name="log_std")(x))
 
 
-def flax_model():
+def jax_model():
     return Actor()
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     mean, log_std = model(batch["observations"])
     raw = mean + jnp.exp(log_std) * batch["noise"]
     action = jnp.tanh(raw)
@@ -27,4 +27,4 @@ def flax_loss(model, batch):
     return (0.2 * density - value).mean()
 
 
-flax_optimizer = optax.adam(3e-4)
+jax_optimizer = optax.adam(3e-4)

@@ -18,15 +18,15 @@ class Segmenter(nn.Module):
         return nn.Conv(1, (1, 1), name="head")(x)[..., 0]
 
 
-def flax_model():
+def jax_model():
     return Segmenter()
 
 
-def flax_loss(model, batch):
+def jax_loss(model, batch):
     edges = batch["edges"]
     weight = jnp.where(edges > 0.5, 1.5, 0.5)
     losses = optax.sigmoid_binary_cross_entropy(model(jnp.moveaxis(batch["image"], 1, -1)), edges)
     return (weight * losses).mean()
 
 
-flax_optimizer = optax.adam(LR)
+jax_optimizer = optax.adam(LR)
