@@ -19,7 +19,7 @@ JAXDDP = "jaxddp"
 ALL_PEERS_AT = 2  # replicas
 SCANNED = 4  # steps per dispatch of the hand-written scan where jaxddp has no loop
 LABELS = {
-    JAXDDP: "jaxddp as it comes: jaxddp.train, or DataParallel for a module that the trainer does not have",
+    JAXDDP: "jaxddp as it comes: jaxddp.train, or DistributedDataParallel for a module that the trainer does not have",
     "one_step": "jaxddp, 1 step per dispatch",
     "pmap": "pmap by hand, 1 step per dispatch",
     "pmap_scan": "pmap by hand, as many steps per dispatch as jaxddp; with convolutions 4, unrolled",

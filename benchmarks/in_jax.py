@@ -1,4 +1,4 @@
-"""jaxddp as a contender: its trainer as it comes, and a user's module through `DataParallel` and `Loader`."""
+"""jaxddp as a contender: its trainer, and a user's module through `DistributedDataParallel` and `Loader`."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks import models_jax
 from benchmarks.race import Turn
 from benchmarks.workloads import Workload
-from jaxddp import DataParallel, Loader, Replicas, TrainConfig, optim, train_build
+from jaxddp import DistributedDataParallel, Loader, Replicas, TrainConfig, optim, train_build
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.nn.torch_weights import to_torch
 from jaxddp.plan.messages import Messages, all_reduces
@@ -22,7 +22,7 @@ from jaxddp.step.metrics import InFlight, step_metrics
 class Jaxddp:
     """Training loop of jaxddp.train without log, evaluation and checkpoints."""
 
-    def __init__(self, ddp: DataParallel, loader: Loader, state: TrainState, arrays: Any):
+    def __init__(self, ddp: DistributedDataParallel, loader: Loader, state: TrainState, arrays: Any):
         self.ddp, self.loader, self._arrays = ddp, loader, arrays
         self._start = jax.device_get(state)
 
@@ -94,5 +94,7 @@ def module(workload: Workload, devices: Sequence[jax.Device], steps_per_dispatch
     replicas = Replicas(devices)
     arrays = workload.arrays()
     loader = Loader(arrays, replicas, global_batch_size=workload.batch_size, steps_per_dispatch=steps_per_dispatch)
-    ddp = DataParallel(models_jax.build(workload), optim.adam(workload.lr), models_jax.loss_fn, replicas=replicas)
+    ddp = DistributedDataParallel(
+        models_jax.build(workload), optim.adam(workload.lr), models_jax.loss_fn, replicas=replicas
+    )
     return Jaxddp(ddp, loader, ddp.init(), arrays)

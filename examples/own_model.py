@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxddp import DataParallel, Loader, Replicas, optim, prepare
+from jaxddp import DistributedDataParallel, Loader, Replicas, optim, prepare
 
 
 class Curve(nnx.Module):
@@ -34,7 +34,7 @@ def main() -> float:
     x = np.linspace(-3, 3, 512, dtype=np.float32)
     data = {"x": x[:, None], "y": np.sin(x)}
 
-    ddp = DataParallel(Curve(nnx.Rngs(0)), optim.adam(3e-2), squared_error, replicas=replicas)
+    ddp = DistributedDataParallel(Curve(nnx.Rngs(0)), optim.adam(3e-2), squared_error, replicas=replicas)
     loader = Loader(data, replicas, global_batch_size=32)
     state = ddp.init()
     for epoch in range(100):

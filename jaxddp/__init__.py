@@ -1,6 +1,6 @@
 """Data-parallel training in JAX with the semantics of PyTorch's DistributedDataParallel.
 
-    from jaxddp import DataParallel, Loader, Replicas, optim, prepare
+    from jaxddp import DistributedDataParallel, Loader, Replicas, optim, prepare
 
 Names are imported lazily, on first use: `prepare` can still choose the devices after `import jaxddp`, and
 torch_ref can read the configuration without importing jax.
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxddp import collectives, layers, losses, optim, schedules, train
     from jaxddp.config import TrainConfig
     from jaxddp.data.sampler import DistributedSampler
-    from jaxddp.data_parallel import DataParallel
+    from jaxddp.data_parallel import DistributedDataParallel
     from jaxddp.distributed.devices import prepare
     from jaxddp.distributed.replicas import Replicas, VirtualReplicas
     from jaxddp.errors import InputError, TrainingError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MODULES = {"collectives", "layers", "losses", "optim", "schedules", "train"}
 _HOMES = {
-    "DataParallel": "data_parallel",
+    "DistributedDataParallel": "data_parallel",
     "DistributedSampler": "data.sampler",
     "InputError": "errors",
     "Loader": "loader",
@@ -38,7 +38,7 @@ _HOMES = {
 }
 
 __all__ = [
-    "DataParallel",
+    "DistributedDataParallel",
     "DistributedSampler",
     "InputError",
     "Loader",

@@ -1,4 +1,4 @@
-"""`DataParallel`: the data-parallel trainer of a model, with one replica per device."""
+"""`DistributedDataParallel`: the data-parallel trainer of a model, with one replica per device."""
 
 import dataclasses
 import math
@@ -38,7 +38,7 @@ from jaxddp.step.replica_step import ReplicaStep, run_steps
 from jaxddp.step.trainable import trained
 
 
-class DataParallel:
+class DistributedDataParallel:
     """Trainer of a model with one replica per device, like torch's DistributedDataParallel.
 
     The object holds no weights: `steps` takes a state and returns the next one. A few dispatches run ahead of the
@@ -75,7 +75,7 @@ class DataParallel:
     >>> replicas = Replicas(prepare(2, "cpu"))
     >>> def loss_fn(model, batch):
     ...     return (model(batch["x"])[:, 0] - batch["y"]) ** 2
-    >>> ddp = DataParallel(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optim.sgd(0.1), loss_fn, replicas=replicas)
+    >>> ddp = DistributedDataParallel(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optim.sgd(0.1), loss_fn, replicas=replicas)
     >>> data = {"x": np.linspace(-1, 1, 64, dtype=np.float32)[:, None]}
     >>> data["y"] = 3 * data["x"][:, 0] + 1
     >>> loader = Loader(data, replicas, global_batch_size=16)
@@ -355,7 +355,7 @@ class DataParallel:
                 raise InputError("averaged: nothing is averaged yet; call update_average first")
             return dataclasses.replace(state, params=state.averaged.params)
         if self.replica_step.ema_decay is None:
-            raise InputError("averaged: no moving average is kept; set DataParallel's ema_decay")
+            raise InputError("averaged: no moving average is kept; set DistributedDataParallel's ema_decay")
         return dataclasses.replace(state, params=state.averaged)
 
     def update_average(self, state: TrainState) -> TrainState:

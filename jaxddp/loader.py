@@ -178,7 +178,7 @@ class Loader:
         )
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[MicroBatches]:
-        """Yield the batches of an epoch on the devices, leaves (W, K, ...), for `DataParallel.steps`.
+        """Yield the batches of an epoch on the devices, leaves (W, K, ...), for `DistributedDataParallel.steps`.
 
         Args:
             epoch: number of the epoch, which determines the order, as torch's `set_epoch` does.

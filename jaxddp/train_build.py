@@ -12,7 +12,7 @@ from jaxddp.config import TrainerConfig
 from jaxddp.data.batches import of_batches
 from jaxddp.data.run_data import RunData, load_data
 from jaxddp.data.weight_files import check_values, fitted
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.agreement import check_same
 from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.devices import prepare
@@ -87,7 +87,7 @@ def build(config: TrainerConfig, cluster: Cluster | None = None, program: Progra
 
 def data_parallel(
     program: Program, config: TrainerConfig, data: RunData, replicas: Replicas, steps_per_epoch: int
-) -> DataParallel:
+) -> DistributedDataParallel:
     """Return the trainer of the program's JAX side, with the options of `config`."""
     model = program.get("jax_model")()
     loss_fn = losses_of(program)
@@ -98,7 +98,7 @@ def data_parallel(
     optimizer = bound(program.get("jax_optimizer"), total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     if (step := program.get("jax_step")) is not None:
         given["replica_step"] = program_step(functional, of_batches(step), optimizer, config.seed)
-        return DataParallel(functional, None, loss_fn, **given)
+        return DistributedDataParallel(functional, None, loss_fn, **given)
     given["is_logged"] = config.is_logged
     if program.get("on_step_end"):  # which a dispatch of a given number of steps may call after any step
         every = 1 if config.steps_per_dispatch else config.callback_every
@@ -110,7 +110,7 @@ def data_parallel(
         optimizer = transformation_of(optimizer, model)
     given |= options(config, functional) | {"dropout_masks": config.dropout_masks}
     given["find_unused_parameters"] = bool(program.get("find_unused_parameters"))
-    return DataParallel(functional, optimizer, loss_fn, **given)
+    return DistributedDataParallel(functional, optimizer, loss_fn, **given)
 
 
 def make_loader(config: TrainerConfig, data: RunData, replicas: Replicas, program: Program) -> Loader:
@@ -136,7 +136,7 @@ def make_loader(config: TrainerConfig, data: RunData, replicas: Replicas, progra
     )
 
 
-def start_state(config: TrainerConfig, ddp: DataParallel, program: Program, lines: list[str]) -> TrainState:
+def start_state(config: TrainerConfig, ddp: DistributedDataParallel, program: Program, lines: list[str]) -> TrainState:
     """Return the state before the first step, with the values of a file of weights or of the model.
 
     Args:

@@ -12,7 +12,7 @@ from jaxddp.config import TrainerConfig
 from jaxddp.config.hardware import GPUS
 from jaxddp.config.period import Period
 from jaxddp.data.run_data import RunData
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.agreement import Agreement
 from jaxddp.distributed.devices import most_memory
 from jaxddp.errors import DriftError, tell
@@ -33,7 +33,7 @@ class Run:
     program: Program
     data: RunData
     loader: Loader
-    ddp: DataParallel
+    ddp: DistributedDataParallel
     start: TrainState
     throughput: Throughput = field(default_factory=Throughput)
     lines: list[str] = field(default_factory=list)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from benchmarks.gpu.jobs import LR, GpuJob, jobs, platform
 from benchmarks.gpu.timing import largest_that_fits, median_seconds
-from jaxddp import DataParallel, Loader, Replicas, optim
+from jaxddp import DistributedDataParallel, Loader, Replicas, optim
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.devices import prepare
 from jaxddp.plan.presets import GPT2, Attention, ResNet50
@@ -68,7 +68,7 @@ class Training:
 
     def __init__(self, job: GpuJob, devices: list[jax.Device], batch_size: int, attention: Attention = None):
         self._replicas = Replicas(devices)
-        self._ddp = DataParallel(model_of(job, attention), optim.adam(LR), replicas=self._replicas)
+        self._ddp = DistributedDataParallel(model_of(job, attention), optim.adam(LR), replicas=self._replicas)
         self._state = self._ddp.init(params=random_weights(self._ddp.functional.params))
         arrays = job.arrays(batch_size)
         batch = {name: np.broadcast_to(array, (len(devices), 1, *array.shape)) for name, array in arrays.items()}

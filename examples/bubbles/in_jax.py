@@ -21,7 +21,7 @@ from examples.bubbles.cases import EPSILON, REPLICAS, Case, Plan
 from examples.bubbles.trace import ALL_REDUCE, BACKWARD, FORWARD, START, Marks
 from jaxddp import optim
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.collectives import all_reduce, rank, world_size
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.plan.messages import all_reduces
@@ -191,8 +191,8 @@ def cost_of_a_mark(plan: Plan, replicas: Replicas) -> float:
 
 
 def all_reduces_of_jaxddp(replicas: Replicas, loss_normalization: str) -> int:
-    """Count the all-reduces in a compiled step of `jaxddp.DataParallel`."""
+    """Count the all-reduces in a compiled step of `jaxddp.DistributedDataParallel`."""
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
-    ddp = DataParallel(model, optim.sgd(0.1), replicas=replicas, loss_normalization=loss_normalization)
+    ddp = DistributedDataParallel(model, optim.sgd(0.1), replicas=replicas, loss_normalization=loss_normalization)
     batch = {"x": np.zeros((REPLICAS, 1, 2, 4), np.float32), "y": np.zeros((REPLICAS, 1, 2), np.int32)}
     return all_reduces(ddp.compiled_text(ddp.init(), replicas.shard(MicroBatches(None, batch)))).count

@@ -82,8 +82,8 @@ def claims(ours: Cases, theirs: Cases, all_reduces: Sequence[int]) -> list[Claim
 
     Args:
         ours, theirs: the cases in JAX and in torch.
-        all_reduces: number of all-reduces in a step of `jaxddp.DataParallel`, with loss normalisation "ddp" and
-            "global".
+        all_reduces: number of all-reduces in a step of `jaxddp.DistributedDataParallel`, with loss normalisation
+            "ddp" and "global".
     """
     both = (ours, theirs)
     idle = [float(of[UNBALANCED].shares[0]) for of in both]

@@ -22,7 +22,7 @@ from examples.ddp_script.problem import (
     Settings,
     arrays,
 )
-from jaxddp import DataParallel, Loader, Replicas, cli, optim, prepare
+from jaxddp import DistributedDataParallel, Loader, Replicas, cli, optim, prepare
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
 from jaxddp.models import MLP
@@ -39,7 +39,7 @@ def run(settings: Settings) -> Run:
 
 def _run(settings: Settings, replicas: Replicas) -> Run:
     model = MLP(FEATURES, HIDDEN, CLASSES, generator=Generator(settings.seed))
-    ddp = DataParallel(model, optim.sgd(settings.lr), replicas=replicas, dtype=settings.dtype)
+    ddp = DistributedDataParallel(model, optim.sgd(settings.lr), replicas=replicas, dtype=settings.dtype)
     data = arrays(TRAIN, settings.dtype)
     size = replicas.world_size * settings.batch_size
     loaders = {
@@ -48,7 +48,7 @@ def _run(settings: Settings, replicas: Replicas) -> Run:
     }
 
     def step(state: TrainState, batches: MicroBatches) -> tuple[TrainState, jax.Array]:
-        """Take a step that returns each replica's loss; `DataParallel.steps` returns their sum."""
+        """Take a step that returns each replica's loss; `DistributedDataParallel.steps` returns their sum."""
         state, _, stages = ddp.replica_step(state, jax.tree.map(lambda x: x[0], batches))
         return state, stages["local_loss"]
 
@@ -76,7 +76,7 @@ def _run(settings: Settings, replicas: Replicas) -> Run:
     )
 
 
-def accuracy(ddp: DataParallel, state: TrainState, rows: Arrays) -> Accuracy:
+def accuracy(ddp: DistributedDataParallel, state: TrainState, rows: Arrays) -> Accuracy:
     """Evaluate rows on all replicas; padding is not counted."""
     sums = ddp.evaluate_placed(state, ddp.place({"x": rows["x"], "y": rows["y"]}))
     return Accuracy(int(sums["accuracy"]), int(sums["count"]))

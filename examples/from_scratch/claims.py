@@ -28,7 +28,7 @@ def claims(jax: Measured, torch: Measured) -> list[Claim]:
         ),
         _claim("without synchronisation replicas drift apart", "apart", jax, torch, lambda value: value > PLAIN),
         _claim("with synchronisation they stay equal, bit for bit", "together", jax, torch, lambda value: value == 0),
-        _rounding("SimpleDDP equals DataParallel and DistributedDataParallel", "real", jax, torch),
+        _rounding("SimpleDDP equals DistributedDataParallel", "real", jax, torch),
         Claim("JAX's parameters equal torch's", apart < ROUNDING, jax=apart),
         _rounding("an accumulated step equals a step on the whole batch", "accumulated", jax, torch),
         _wrong("but not if the loss is never divided by the micro-batches", "undivided", jax, torch),

@@ -17,7 +17,7 @@ class Side:
 
     Attributes:
         simple: (seeds of the replicas, learning rate) -> a SimpleDDP before its first step.
-        real: (placed batches) -> parameters after a step on each, by `DataParallel` or `DistributedDataParallel`.
+        real: (placed batches) -> parameters after a step on each, by the `DistributedDataParallel` of its framework.
         place: (batch of the problem) -> batch for `backward`.
     """
 
@@ -34,7 +34,7 @@ class Measured:
         alike: distance between replicas with the same seed.
         refusal: error of the check for replicas with two seeds; "" if there is none.
         apart, together: distance after training without and with synchronisation.
-        real: difference from `DataParallel` or `DistributedDataParallel`.
+        real: difference from the `DistributedDataParallel` of its framework.
         accumulated, undivided, on_first, both: difference from steps on whole batches, of correct accumulation,
             with either mistake, and with both.
         higher_rate: difference of undivided accumulation from steps on whole batches at `ACCUMULATION` times the rate.

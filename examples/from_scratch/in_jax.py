@@ -15,7 +15,7 @@ from examples.from_scratch.course import Measured, Side, measure
 from examples.from_scratch.loops import milliseconds
 from examples.from_scratch.problem import CONFIG, TIMED, TIMED_STEPS, Batch, batches
 from examples.from_scratch.skeleton import Place, Skeleton
-from jaxddp import DataParallel, DistributedSampler, Replicas, models, optim
+from jaxddp import DistributedDataParallel, DistributedSampler, Replicas, models, optim
 from jaxddp.config import TrainConfig
 from jaxddp.data import datasets
 from jaxddp.distributed.collectives import all_reduce_mean, broadcast, rank, world_size
@@ -133,9 +133,9 @@ def _programs(replicas: Replicas, config: TrainConfig) -> Programs:
 
 
 def real(replicas: Replicas, placed: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Return the parameters after a step of `jaxddp.DataParallel` on each batch."""
+    """Return the parameters after a step of `jaxddp.DistributedDataParallel` on each batch."""
     model = models.build(CONFIG, datasets.load(CONFIG))
-    ddp = DataParallel(model, optim.from_config(CONFIG, 1), replicas=replicas, dtype=CONFIG.dtype)
+    ddp = DistributedDataParallel(model, optim.from_config(CONFIG, 1), replicas=replicas, dtype=CONFIG.dtype)
     state = ddp.init()
     for batch in placed:
         state, _ = ddp.step(state, batch)

@@ -10,7 +10,7 @@ from jax import numpy as jnp
 
 from examples.gradient_averaging import steps
 from examples.gradient_averaging.problem import CONTEXT, EMBEDDING, HIDDEN, SEED, Arrays
-from jaxddp import DataParallel, Replicas, optim
+from jaxddp import DistributedDataParallel, Replicas, optim
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
 from jaxddp.models import CharMLP
@@ -67,7 +67,7 @@ def gradient_of_replicas(norm: str, weights: Arrays, examples: Arrays, replicas:
     """
     with jax.enable_x64(True):
         model = _model(norm, len(weights["fc2.bias"]))
-        ddp = DataParallel(model, optim.sgd(1.0), replicas=replicas, dtype="float64")
+        ddp = DistributedDataParallel(model, optim.sgd(1.0), replicas=replicas, dtype="float64")
 
         def gradients(state: TrainState, share: Batch) -> Any:
             _, _, stages = ddp.replica_step(state, MicroBatches(None, share))

@@ -14,7 +14,7 @@ from examples.gradient_hooks.settings import CONFIG, LIMIT, POISONED, POISONED_R
 from jaxddp import models, optim
 from jaxddp.data import datasets
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.collectives import rank
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn.functional import Functional
@@ -28,12 +28,14 @@ from jaxddp.tracking.gradient_metrics import explained, renamed
 Seen = dict[str, dict[str, Any]]
 
 
-def trainer(replicas: Replicas, hooks: tuple[GradientHook, ...], logs: bool = False) -> DataParallel:
+def trainer(replicas: Replicas, hooks: tuple[GradientHook, ...], logs: bool = False) -> DistributedDataParallel:
     """Build the model with hooks on its gradients."""
     config = CONFIG if logs else dataclasses.replace(CONFIG, log_gradients=())
     model = models.build(config, datasets.load(config))
     keywords = options(config, Functional(model))
-    return DataParallel(model, optim.sgd(0.1), replicas=replicas, dtype="float64", gradient_hooks=hooks, **keywords)
+    return DistributedDataParallel(
+        model, optim.sgd(0.1), replicas=replicas, dtype="float64", gradient_hooks=hooks, **keywords
+    )
 
 
 def run(replicas: Replicas, *hooks: GradientHook) -> tuple[Seen, dict[str, float], str]:

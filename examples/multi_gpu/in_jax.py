@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from examples.multi_gpu.job import Options, world_sizes
-from jaxddp import DataParallel, Replicas, models, optim, prepare
+from jaxddp import DistributedDataParallel, Replicas, models, optim, prepare
 from jaxddp.data.micro_batches import MicroBatches
 
 
@@ -22,7 +22,7 @@ def speeds(options: Options) -> dict[int, float]:
 def speed(options: Options, replicas: Replicas) -> float:
     """Measure examples per second of all replicas together; a round is one dispatch."""
     config, dataset = options.config(replicas.world_size), options.batch()
-    ddp = DataParallel(models.build(config, dataset), optim.from_config(config, 1), replicas=replicas)
+    ddp = DistributedDataParallel(models.build(config, dataset), optim.from_config(config, 1), replicas=replicas)
     shape = replicas.world_size, options.steps
     examples = {name: np.broadcast_to(array, (*shape, *array.shape)) for name, array in dataset.train.items()}
     placed, state = replicas.shard(MicroBatches(None, examples, None)), ddp.init()

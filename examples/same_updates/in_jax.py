@@ -12,7 +12,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from examples.same_updates.settings import DDP, MANY, Case, Epoch, Record
-from jaxddp import DataParallel, Loader, Losses, Replicas, cross_entropy, optim
+from jaxddp import DistributedDataParallel, Loader, Losses, Replicas, cross_entropy, optim
 from jaxddp.config.choices import IGNORE_INDEX
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.sampler import epoch_indices
@@ -107,7 +107,7 @@ def _train(case: Case, replicas: Replicas) -> Record:
     options: dict[str, Any] = {"comm_hook": all_reduce} if case.way == MANY else {}  # a sum; by default, the mean
     loss_fn = partial(reduced_cross_entropy, reduction=case.reduction)
     optimizer = OPTIMIZERS[settings.opt](**settings.optimizer_options)
-    ddp = DataParallel(model, optimizer, loss_fn, replicas=replicas, **options)
+    ddp = DistributedDataParallel(model, optimizer, loss_fn, replicas=replicas, **options)
     steps = replicas.map(partial(observed_steps, ddp.replica_step), (None, 0), (None, 0))
 
     state = ddp.init({WEIGHT: jnp.asarray(weight.T)})

@@ -52,8 +52,8 @@ def grouped(groups: Groups, names: Callable[[str], str] = torch_name) -> Grouped
 
     Args:
         groups: pattern, as in `fnmatch` ("encoder.*"), -> optimizer, or None for parameters that do not learn.
-            `DataParallel` computes no gradients of these, so that they do not count in the clipped norm; it cannot look
-            into an `optax.chain`.
+            `DistributedDataParallel` computes no gradients of these, so that they do not count in the clipped norm; it
+            cannot look into an `optax.chain`.
         names: function from a parameter's path, joined by dots, to the name that patterns see, by default torch's
             ("fc.weight" for "fc.kernel"); `str` keeps the path.
 

@@ -116,7 +116,7 @@ def reduce_on_plateau(
 ) -> optax.GradientTransformation:
     """Multiply an optimizer's rate by `factor` once a metric has not improved for more than `patience` epochs.
 
-    The rate changes only where `observed`, or `DataParallel.observed`, is called with the metric of an epoch.
+    The rate changes only when `observed` or `DistributedDataParallel.observed` is called with the metric of an epoch.
 
     Args:
         make: function from the rate, a schedule, to the optimizer; from several rates if `lr` is a sequence.

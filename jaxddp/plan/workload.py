@@ -26,7 +26,7 @@ class Workload:
 
     Attributes:
         name: name in the report.
-        replica_step: step of `python -m jaxddp.train`, or of `jaxddp.DataParallel`; a program's.
+        replica_step: step of `python -m jaxddp.train`, or of `jaxddp.DistributedDataParallel`; a program's.
         params, buffers: arrays of the model; only their shapes count.
         example: shapes of one example's arrays, by name.
         batch_size: examples per replica and step, in `accumulation_steps` micro-batches.
@@ -72,7 +72,7 @@ class Workload:
         )
 
     def lower(self, replicas: Replicas, batch_size: int, compiler_options: Mapping[str, Any] | None = None) -> Any:
-        """Lower one optimizer step for these replicas, as `DataParallel.steps` runs it, ready to be compiled."""
+        """Lower one optimizer step for these replicas, the program of `DistributedDataParallel.steps`."""
         with jax.enable_x64(self.float64), jax.default_matmul_precision(self.matmul_precision):
             state = self.state(replicas.world_size)
             axes = shortest(self.replica_step.axes, state)

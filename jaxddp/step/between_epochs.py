@@ -16,7 +16,7 @@ from jaxddp.step.moving_average import EqualAverage, equal_average
 
 
 class BetweenEpochs:
-    """The changes, as programs of all replicas; see `DataParallel.observed` and `DataParallel.update_average`.
+    """Changes as programs of all replicas: `DistributedDataParallel.observed` and `update_average`.
 
     Args:
         replicas: the replicas.
@@ -41,7 +41,7 @@ class BetweenEpochs:
     def averaged(self, state: TrainState) -> TrainState:
         """Add the parameters to the equal average."""
         if not isinstance(state.averaged, EqualAverage):
-            raise InputError("update_average: no equal average is kept; set DataParallel's swa")
+            raise InputError("update_average: no equal average is kept; set DistributedDataParallel's swa")
         return replace(state, averaged=self._average(state.averaged, state.params, self._ranks))
 
     @cached_property

@@ -126,7 +126,7 @@ class Evaluation:
         return returns_mean(self._loss, self._functional.params, self._functional.buffers, example)
 
     def place(self, data: Any, batch_size: int) -> EvaluationSet:
-        """Place an evaluation set on the devices; arguments and errors as in `DataParallel.place`."""
+        """Place an evaluation set on the devices; arguments and errors as in `DistributedDataParallel.place`."""
         source, world_size = as_source(data, "evaluation data", checked=False), self._replicas.world_size
         per_replica = max(1, min(batch_size, -(-len(source) // world_size)))
         arrange = equal_places if self.is_mean(source) else padded_places

@@ -25,7 +25,7 @@ from jaxddp.step.post_local_sgd import PostLocalSGD
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """Options of `jaxddp.step.replica_step.ReplicaStep`, and so of `jaxddp.DataParallel`.
+    """Options of `jaxddp.step.replica_step.ReplicaStep`, and so of `jaxddp.DistributedDataParallel`.
 
     Attributes:
         loss_normalization: "ddp" or "global".
@@ -37,8 +37,8 @@ class StepOptions:
         keep_buffers: buffers to keep after the replicas' forward passes. "rank0": those of rank 0, as DDP;
             "mean": their mean, in the buffer's dtype; "local": each replica its own.
         ema_decay: decay of the moving average of the parameters; None: no average is kept.
-        swa: keep an equal average of the parameters, to which `DataParallel.update_average` adds them; not beside
-            `ema_decay`.
+        swa: keep an equal average of the parameters, which `DistributedDataParallel.update_average` updates; not
+            beside `ema_decay`.
         frozen: patterns of the names of parameters that do not learn, as in `fnmatch` ("encoder.*").
         find_unused_parameters: treatment of parameters that the loss does not depend on. False: an error. True:
             they do not change, as in torch's DDP. None: no search; the optimizer gets zeros as their
@@ -46,8 +46,8 @@ class StepOptions:
         gradient_hooks: functions of chosen gradients, before or after their mean, see `jaxddp.step.gradient_hooks`.
         shard_optimizer: each replica holds one N-th of the optimizer's state, and updates one N-th of the parameters,
             see `jaxddp.step.zero`; the optimizer must treat every element of a group alike.
-        group_of: function from a parameter's name to the number of its group, for `shard_optimizer`; `DataParallel`
-            sets it for `optim.grouped`. None: there is one group.
+        group_of: function from a parameter's name to the number of its group, for `shard_optimizer`; set for
+            `optim.grouped` by `DistributedDataParallel`. None: there is one group.
         divide_by_initial_world_size: divide by the number of all replicas, also of those without examples, as
             torch's `join` does; False: by the number of replicas that have examples.
         scaler: loss scaler, which skips steps whose gradients overflow; None: no scaling.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxddp.config import TrainConfig
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.train import main
 from jaxddp.train_build import build
@@ -45,9 +45,9 @@ def test_drifting_replicas_stop_a_run_at_the_next_verification(tmp_path, monkeyp
     """Plant gradients that are not averaged; steps 3, 6, ... are verified, so the error must name step 3."""
 
     def unsynchronized(*args, **options):
-        return DataParallel(*args, **options | {"comm_hook": lambda gradients: gradients})
+        return DistributedDataParallel(*args, **options | {"comm_hook": lambda gradients: gradients})
 
-    monkeypatch.setattr("jaxddp.train_build.DataParallel", unsynchronized)
+    monkeypatch.setattr("jaxddp.train_build.DistributedDataParallel", unsynchronized)
     flags = ["--verify-every", "3", "--steps-per-dispatch", "1", "--output", str(tmp_path / "run")]
     with pytest.raises(TrainingError, match=r"replicas differ at step 3: .* on replica 1 .*no checkpoint yet"):
         train(*flags, "--devices", "2", "--epochs", "1")
@@ -63,7 +63,7 @@ def flip_a_bit(array: jax.Array, replica: int) -> jax.Array:
 
 @pytest.mark.parametrize("replica", [0, 2])
 def test_a_flipped_bit_is_found_named_and_repaired_if_asked(replica, tmp_path, monkeypatch, capsys):
-    steps = DataParallel.steps
+    steps = DistributedDataParallel.steps
 
     def struck(self, state, batches):
         state, sums = steps(self, state, batches)
@@ -73,7 +73,7 @@ def test_a_flipped_bit_is_found_named_and_repaired_if_asked(replica, tmp_path, m
             state = dataclasses.replace(state, params=params)
         return state, sums
 
-    monkeypatch.setattr(DataParallel, "steps", struck)
+    monkeypatch.setattr(DistributedDataParallel, "steps", struck)
     flags = ["--verify-every", "3", "--steps-per-dispatch", "1", "--devices", "4", "--epochs", "1"]
     with pytest.raises(TrainingError, match=rf"at step 3: .* on replica {replica} .*; replica {replica} must be wrong"):
         train(*flags)

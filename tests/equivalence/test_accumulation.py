@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxddp import models, optim
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn import torch_weights
 from jaxddp.nn.functional import cast
@@ -23,7 +23,7 @@ TOLERANCE = 1e-12  # float64; measured: up to 3.4e-15
 def steps_of(case: Case, start: Tensors) -> Iterator[tuple[Tensors, float]]:
     """Yield parameters and buffers under torch's names, and the mean loss, after each step."""
     config, replicas = case.config, Replicas(jax.devices()[: case.world_size])
-    ddp = DataParallel(
+    ddp = DistributedDataParallel(
         models.build(config, case.dataset()),
         optim.from_config(config, case.steps),
         replicas=replicas,

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from jax import numpy as jnp
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn import parallel
 
 import torch_ref.models
 from jaxddp import models, optim
 from jaxddp.config import TrainConfig
 from jaxddp.data import datasets
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn import torch_weights
 from jaxddp.nn.functional import Functional
@@ -82,7 +82,7 @@ class TorchStep:
         if self.fault.parameter and world.rank == self.fault.rank:
             module.get_parameter(self.fault.parameter).register_hook(lambda g: g * self.fault.value)
         log = GradientLog(module, world, CONFIG)
-        ddp = DistributedDataParallel(module, process_group=world.group)
+        ddp = parallel.DistributedDataParallel(module, process_group=world.group)
         register(ddp, CONFIG, world, [log.look])
         batch = {
             "x": torch.from_numpy(self.fault.inputs(self.world_size)[world.rank]),
@@ -124,7 +124,7 @@ def jax_step(world_size: int, fault: Fault) -> tuple[dict[str, float], str]:
                         variable[...] = times_in_backward(variable[...], wrong)
             return cross_entropy(model, batch)
 
-        ddp = DataParallel(
+        ddp = DistributedDataParallel(
             model,
             optim.sgd(0.1),
             loss_fn,
@@ -185,7 +185,7 @@ def test_logged_gradient_histograms_and_norms_equal_torchs(world_size: int, pool
 def test_watching_gradients_adds_no_all_reduce() -> None:
     def program(**options: Any) -> str:
         model = models.build(CONFIG, datasets.load(CONFIG))
-        ddp = DataParallel(model, optim.sgd(0.1), replicas=Replicas(jax.devices()[:2]), **options)
+        ddp = DistributedDataParallel(model, optim.sgd(0.1), replicas=Replicas(jax.devices()[:2]), **options)
         batch = {"x": np.ones((2, 1, 6, CONFIG.num_features), np.float32), "y": np.tile(LABELS, (2, 1, 1))}
         return ddp.compiled_text(ddp.init(), ddp.replicas.shard(MicroBatches(None, batch)))
 

@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxddp import optim
 from jaxddp.config.choices import BUFFERS
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn import layers
 from jaxddp.parity.case_interface import Trajectory
@@ -57,7 +57,7 @@ def test_evaluation_and_saved_values_use_replica_0s_local_buffers() -> None:
     def loss_fn(bn: nnx.Module, batch: Any) -> jax.Array:
         return ((bn(batch["x"]) - 1) ** 2).mean(axis=-1)
 
-    ddp = DataParallel(
+    ddp = DistributedDataParallel(
         layers.BatchNorm(3), optim.sgd(), loss_fn, replicas=Replicas(jax.devices()[:2]), keep_buffers="local"
     )
     x = np.random.default_rng(0).normal(size=(2, 4, 3)).astype("float32")
@@ -66,7 +66,7 @@ def test_evaluation_and_saved_values_use_replica_0s_local_buffers() -> None:
     ddp.verify(state)  # local buffers are not compared
     _, buffers = ddp.values(state)
     np.testing.assert_array_equal(buffers["mean"], state.buffers["mean"][0])
-    one = DataParallel(layers.BatchNorm(3), optim.sgd(), loss_fn, replicas=Replicas(jax.devices()[:1]))
+    one = DistributedDataParallel(layers.BatchNorm(3), optim.sgd(), loss_fn, replicas=Replicas(jax.devices()[:1]))
     alone = one.init(*ddp.values(state))
     data = {"x": x.reshape(8, 3)}
     assert ddp.evaluate(state, data)["loss"] == pytest.approx(one.evaluate(alone, data)["loss"], rel=1e-6)

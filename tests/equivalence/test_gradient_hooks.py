@@ -11,7 +11,7 @@ from jax import numpy as jnp
 
 import torch_ref.gradient_hooks
 from jaxddp import optim
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.errors import InputError
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.parity.torch_side.side import TorchSide
@@ -105,8 +105,8 @@ def test_wrong_hooks_are_detected(wrong: Hooks, stage: str, pool: TorchPool) -> 
     assert comparison.worst["clipped_gradients"].value > FAULT
 
 
-def trainer(*hooks: GradientHook) -> DataParallel:
-    return DataParallel(Net(), optim.sgd(0.1), replicas=first(2), gradient_hooks=hooks)
+def trainer(*hooks: GradientHook) -> DistributedDataParallel:
+    return DistributedDataParallel(Net(), optim.sgd(0.1), replicas=first(2), gradient_hooks=hooks)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from jax import lax
 from jaxddp import cli, optim
 from jaxddp.comm_hooks import bf16_compress
 from jaxddp.config import TrainConfig
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.collectives import all_reduce_mean
 from jaxddp.errors import InputError
 from jaxddp.nn.torch_weights import load_weights
@@ -112,8 +112,8 @@ def test_wrong_averaging_is_detected(name: str, plant: Callable[[str, Any], None
 # ---- the compiled program, evaluation, options
 
 
-def trainer_of(world_size: int, **options: Any) -> DataParallel:
-    return DataParallel(
+def trainer_of(world_size: int, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(
         Net(), optim.adam(0.01), replicas=first_replicas(world_size), local_sgd=PostLocalSGD(1, 3), **options
     )
 
@@ -141,7 +141,7 @@ def test_evaluation_and_saved_values_use_the_mean_of_the_replicas() -> None:
     params, _ = trainer.values(state)
     for name, value in params.items():
         np.testing.assert_allclose(value, own[name].mean(axis=0), rtol=1e-6)
-    one = DataParallel(Net(), optim.adam(), replicas=first_replicas(1))
+    one = DistributedDataParallel(Net(), optim.adam(), replicas=first_replicas(1))
     data = {name: x[0, 0] for name, x in batch.last.items()}
     alone = one.evaluate(one.init(params), data)["loss"]
     assert trainer.evaluate(state, data)["loss"] == pytest.approx(alone, rel=1e-6)

@@ -55,7 +55,7 @@ def test_both_frameworks_report_the_same_places(replicas: Replicas, torch_run: T
     [
         ("together", 1e-300, "with synchronisation they stay equal"),
         ("refusal", "", "replicas with two seeds are refused"),
-        ("real", 1e-9, "SimpleDDP equals DataParallel"),
+        ("real", 1e-9, "SimpleDDP equals DistributedDataParallel"),
         ("both", 1e-16, "nor with both mistakes"),
     ],
 )

@@ -12,7 +12,7 @@ from examples.claims import Claim
 from examples.gradient_averaging import in_jax, measure, steps
 from examples.gradient_averaging.__main__ import Options
 from examples.gradient_averaging.problem import PER_REPLICA, batch, parameters
-from jaxddp import DataParallel
+from jaxddp import DistributedDataParallel
 from jaxddp.distributed.collectives import all_reduce
 from jaxddp.errors import InputError
 
@@ -60,7 +60,7 @@ def shared() -> measure.Shared:
 
 
 def test_claims_fail_for_summed_gradients(shared: measure.Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_jax, "DataParallel", partial(DataParallel, comm_hook=all_reduce))
+    monkeypatch.setattr(in_jax, "DistributedDataParallel", partial(DistributedDataParallel, comm_hook=all_reduce))
     summed = measure.on_devices("none", 2 * PER_REPLICA, jax.devices("cpu")[:2])
     wrong = replace(shared, devices={**shared.devices, "none": summed})
     assert hold(measure.of_replicas(wrong)) == [False, True, True, False]

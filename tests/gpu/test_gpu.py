@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxddp import optim
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
 from tests.support.step_cases import Arrays, Net, dealt, distance
 
@@ -42,7 +42,7 @@ def train(kind: str, bn: str | None = None, lr: float = LR, world_size: int = WO
         "all accelerators": lambda: Replicas(jax.devices()[:world_size]),
     }
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        ddp = DataParallel(
+        ddp = DistributedDataParallel(
             Net(bn), optim.sgd(lr, momentum=0.9), replicas=replicas[kind](), clip_grad_norm=0.05, dtype="float64"
         )
         state, sums = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(world_size, 3, (2, 2))))

@@ -10,7 +10,7 @@ from jax import numpy as jnp
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.loader import Loader
 from jaxddp.nn import layers
@@ -60,7 +60,7 @@ def dealt(world_size: int, steps: int, micro: Sequence[int]) -> MicroBatches:
 
 def two_epochs(
     model: nnx.Module, loss_fn: Any, optimizer: Any, arrays: Arrays, **options: Any
-) -> tuple[DataParallel, TrainState, list[float], list[int]]:
+) -> tuple[DistributedDataParallel, TrainState, list[float], list[int]]:
     """Train on two replicas; return also the losses, and how often the loss was traced until each epoch's end."""
     traces, losses, traced = [], [], []
 
@@ -68,7 +68,7 @@ def two_epochs(
         traces.append(batch["x"].shape)
         return loss_fn(model, batch)
 
-    ddp = DataParallel(model, optimizer, noted_loss, replicas=first(2))
+    ddp = DistributedDataParallel(model, optimizer, noted_loss, replicas=first(2))
     loader = Loader(arrays, ddp.replicas, **options)
     state = ddp.init()
     for epoch in range(2):

@@ -1,4 +1,4 @@
-"""DataParallel with a user's module: one step by hand, donation, dispatches, and options that are refused."""
+"""DistributedDataParallel with a user's module: one step by hand, donation, dispatches, refused options."""
 
 import functools
 from typing import Any
@@ -13,7 +13,7 @@ from benchmarks.compilations import Compilations
 from jaxddp import optim
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.devices import prepare
 from jaxddp.errors import InputError
 from jaxddp.models import MLP
@@ -44,8 +44,8 @@ def squared_error(model: Line, batch: Any) -> jax.Array:
 
 
 @functools.cache
-def trainer() -> DataParallel:
-    return DataParallel(Line(), optim.sgd(LR), squared_error, replicas=first(2))
+def trainer() -> DistributedDataParallel:
+    return DistributedDataParallel(Line(), optim.sgd(LR), squared_error, replicas=first(2))
 
 
 def data() -> Arrays:
@@ -53,7 +53,7 @@ def data() -> Arrays:
     return {"x": rng.normal(size=(2, 1, 3)).astype("float32"), "y": rng.normal(size=(2, 1, 3)).astype("float32")}
 
 
-def one_step(ddp: DataParallel, state: Any) -> Any:
+def one_step(ddp: DistributedDataParallel, state: Any) -> Any:
     return ddp.steps(state, ddp.replicas.shard(MicroBatches(None, data())))
 
 
@@ -80,7 +80,7 @@ def test_a_users_module_with_a_plain_loss_trains() -> None:
 
 def test_donation_frees_no_array_of_the_caller() -> None:
     model = Line()
-    ddp = DataParallel(model, optim.sgd(LR), squared_error, replicas=first(2))
+    ddp = DistributedDataParallel(model, optim.sgd(LR), squared_error, replicas=first(2))
     given = {"slope": jnp.asarray(5.0), "offset": jnp.asarray(7.0)}
     for _ in range(2):
         check_params(one_step(ddp, ddp.init())[0], by_hand(2.0, -1.0))
@@ -110,12 +110,12 @@ def test_a_module_taken_out_survives_further_steps() -> None:
 
 
 def test_the_default_replicas_are_the_prepared_devices() -> None:
-    assert DataParallel(Line(), optim.sgd(LR), squared_error).replicas.devices == prepare()
+    assert DistributedDataParallel(Line(), optim.sgd(LR), squared_error).replicas.devices == prepare()
 
 
 def test_dtype_applies_to_floating_point_arrays_only() -> None:
     with jax.enable_x64(True):
-        state = DataParallel(layers.BatchNorm(2), optim.adam(), dtype="float64", replicas=first(2)).init()
+        state = DistributedDataParallel(layers.BatchNorm(2), optim.adam(), dtype="float64", replicas=first(2)).init()
         dtypes = {name: value.dtype for name, value in {**state.params, **state.buffers}.items()}
     assert dtypes.pop("num_batches_tracked") == "int32"
     assert set(dtypes.values()) == {np.dtype("float64")}
@@ -125,7 +125,7 @@ def test_elements_of_weight_0_do_not_count() -> None:
     def last_out(model: Line, batch: Any) -> Losses:
         return Losses(squared_error(model, batch), jnp.array([1, 1, 0]), {"x": batch["x"]})
 
-    ddp = DataParallel(Line(), optim.sgd(LR), last_out, replicas=first(2))
+    ddp = DistributedDataParallel(Line(), optim.sgd(LR), last_out, replicas=first(2))
     _, sums = one_step(ddp, ddp.init())
     x, y = (data()[name][..., :2] for name in "xy")
     expected = {"count": 4, "loss": ((2 * x - 1 - y) ** 2).sum(), "x": x.sum()}
@@ -136,13 +136,15 @@ def test_elements_of_weight_0_do_not_count() -> None:
 
 
 def test_losses_without_an_example_axis_are_refused() -> None:
-    ddp = DataParallel(Line(), optim.sgd(LR), lambda model, batch: Losses(jnp.float32(1)), replicas=first(2))
+    ddp = DistributedDataParallel(Line(), optim.sgd(LR), lambda model, batch: Losses(jnp.float32(1)), replicas=first(2))
     with pytest.raises(ValueError, match=r"^the loss function must return one loss per example, shape \(B, \.\.\.\)"):
         one_step(ddp, ddp.init())
 
 
 def test_a_mean_is_a_loss_unless_there_is_padding_to_leave_out() -> None:
-    mean = DataParallel(Line(), optim.sgd(LR), lambda *given: squared_error(*given).mean(), replicas=first(2))
+    mean = DistributedDataParallel(
+        Line(), optim.sgd(LR), lambda *given: squared_error(*given).mean(), replicas=first(2)
+    )
     (one, _), (other, _) = (one_step(ddp, ddp.init()) for ddp in (mean, trainer()))
     for name in one.params:  # 1e-6 of the parameters; measured: 0
         np.testing.assert_allclose(one.params[name], other.params[name], rtol=1e-6)
@@ -220,7 +222,7 @@ def test_each_shape_is_traced_once(steps_per_dispatch: int, shapes: int) -> None
 )
 def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        DataParallel(Line(), optim.sgd(LR), squared_error, replicas=first(2), **options)
+        DistributedDataParallel(Line(), optim.sgd(LR), squared_error, replicas=first(2), **options)
 
 
 @pytest.mark.parametrize("use", ["steps", "evaluate", "verify"])
@@ -243,7 +245,7 @@ def test_a_buffer_may_be_boolean() -> None:
             self.seen[...] = jnp.array(True)
             return super().__call__(x)
 
-    ddp = DataParallel(Flagged(), optim.sgd(LR), squared_error, replicas=first(2))
+    ddp = DistributedDataParallel(Flagged(), optim.sgd(LR), squared_error, replicas=first(2))
     state, _ = one_step(ddp, ddp.init())
     assert state.buffers["seen"].dtype == bool and bool(state.buffers["seen"])
 
@@ -259,7 +261,7 @@ def test_the_first_state_takes_as_few_programs_for_many_shapes_as_for_few() -> N
 
     def programs(hidden_sizes: tuple[int, ...]) -> int:
         model = MLP(4, hidden_sizes, 3, generator=Generator(0))
-        ddp = DataParallel(model, optim.adam(), replicas=first(2))
+        ddp = DistributedDataParallel(model, optim.adam(), replicas=first(2))
         compilations = Compilations()
         ddp.init()
         return compilations.count

@@ -12,7 +12,7 @@ from jaxddp.comm_hooks.power_sgd import BatchedPowerSGD, PowerSGD, orthogonalize
 from jaxddp.config import TrainConfig
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
 from jaxddp.errors import InputError
 from jaxddp.models.mlp import MLP
@@ -28,8 +28,10 @@ NEITHER = {"use_error_feedback": False, "warm_start": False}
 VIRTUAL = 1e-7  # float32, of parameters up to 0.23; measured: 1.5e-8
 
 
-def parallel(hook: comm_hooks.CommHook, replicas: Replicas) -> DataParallel:
-    return DataParallel(MLP(30, (20,), 10, generator=Generator(0)), optim.sgd(0.1), replicas=replicas, comm_hook=hook)
+def parallel(hook: comm_hooks.CommHook, replicas: Replicas) -> DistributedDataParallel:
+    return DistributedDataParallel(
+        MLP(30, (20,), 10, generator=Generator(0)), optim.sgd(0.1), replicas=replicas, comm_hook=hook
+    )
 
 
 def batches(replicas: Replicas, steps: int) -> MicroBatches:

@@ -51,14 +51,14 @@ def test_500_steps_without_waiting_do_not_deadlock(start: str, call: str, printe
         {start}
         import numpy as np
         from jaxddp import optim
-        from jaxddp.data_parallel import DataParallel
+        from jaxddp.data_parallel import DistributedDataParallel
         from jaxddp.loader import Loader
         from jaxddp.models import MLP
         from jaxddp.distributed.replicas import Replicas
         from jaxddp.data.torch_rng import Generator
 
         replicas = Replicas(devices)
-        ddp = DataParallel(MLP(4, (8,), 3, generator=Generator(0)), optim.adam(), replicas=replicas)
+        ddp = DistributedDataParallel(MLP(4, (8,), 3, generator=Generator(0)), optim.adam(), replicas=replicas)
         data = {{"x": np.ones((160, 4), "float32"), "y": np.zeros(160, int)}}
         batches = list(Loader(data, replicas, global_batch_size=16, steps_per_dispatch=1).epoch(0))
         state = ddp.init()

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxddp import models, optim
 from jaxddp.config import TrainConfig
 from jaxddp.data import datasets
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
 from jaxddp.distributed.verify import Verifier, fingerprint
@@ -216,7 +216,7 @@ def test_verification_costs_less_than_a_hundredth_of_a_step():
     """Default job on 2 devices, with the default --verify-every; medians of one interleaved run."""
     config = TrainConfig()
     dataset, replicas = datasets.load(config), Replicas(prepare(2, "cpu"))
-    ddp = DataParallel(models.build(config, dataset), optim.adam(), replicas=replicas)
+    ddp = DistributedDataParallel(models.build(config, dataset), optim.adam(), replicas=replicas)
     loader = Loader(dataset.train, replicas, global_batch_size=config.global_batch_size)
     state = ddp.init()
     step_seconds, verify_seconds = [], []

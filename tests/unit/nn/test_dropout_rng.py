@@ -11,7 +11,7 @@ from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp import optim
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.errors import InputError
 from jaxddp.loader import Loader
 from jaxddp.nn import layers
@@ -44,9 +44,11 @@ def loss_fn(model: nnx.Module, batch: Any) -> jax.Array:
     return model(batch["x"])
 
 
-def recording(make: Callable[..., Any], world_size: int = 2, **options: Any) -> DataParallel:
+def recording(make: Callable[..., Any], world_size: int = 2, **options: Any) -> DistributedDataParallel:
     model = Recorder(make, GLOBAL_BATCH // world_size)
-    return DataParallel(model, optim.sgd(), loss_fn, replicas=first(world_size), keep_buffers="local", **options)
+    return DistributedDataParallel(
+        model, optim.sgd(), loss_fn, replicas=first(world_size), keep_buffers="local", **options
+    )
 
 
 def outputs_for_ones(make: Callable[..., Any], world_size: int = 2, **options: Any) -> np.ndarray:
@@ -103,7 +105,7 @@ def test_training_with_per_example_masks_is_the_same_on_any_number_of_devices() 
 
     def trained(world_size: int, masks: str) -> dict[str, np.ndarray]:
         options: dict[str, Any] = {"dtype": "float64", "dropout_masks": masks, "loss_normalization": "global"}
-        ddp = DataParallel(Net(dropout=0.5), optim.sgd(0.3), replicas=first(world_size), **options)
+        ddp = DistributedDataParallel(Net(dropout=0.5), optim.sgd(0.3), replicas=first(world_size), **options)
         loader = Loader(data, ddp.replicas, global_batch_size=16, accumulation_steps=2)
         state = ddp.init()
         for epoch in range(3):
@@ -174,7 +176,7 @@ def test_a_loss_without_a_place_in_a_run_draws_from_the_keys_as_built_under_grad
 )
 def test_masks_that_cannot_be_drawn_are_refused(model: nnx.Module, masks: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        DataParallel(model, optim.sgd(), replicas=first(2), dropout_masks=masks)
+        DistributedDataParallel(model, optim.sgd(), replicas=first(2), dropout_masks=masks)
 
 
 def test_per_example_masks_need_examples_on_the_leading_axis() -> None:
@@ -182,7 +184,9 @@ def test_per_example_masks_need_examples_on_the_leading_axis() -> None:
         def __call__(self, x: jax.Array) -> jax.Array:
             return super().__call__(x.T).sum()
 
-    ddp = DataParallel(Transposed(layers.Dropout, 8), optim.sgd(), loss_fn, replicas=first(2), dropout_masks="example")
+    ddp = DistributedDataParallel(
+        Transposed(layers.Dropout, 8), optim.sgd(), loss_fn, replicas=first(2), dropout_masks="example"
+    )
     with pytest.raises(InputError, match=r"^Dropout: per-example masks need 8 examples on axis 0, got input \(50, 8\)"):
         ddp.step(ddp.init(), ddp.replicas.shard({"x": np.ones((2, 8, F), np.float32)}))
 

@@ -11,7 +11,7 @@ from flax import linen, nnx
 from jax import numpy as jnp
 
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn.functional import Functional
 from jaxddp.nn.linen import LinenFunctional
@@ -71,7 +71,7 @@ def test_data_parallel_decays_by_path() -> None:
         return 0 * model(batch["x"])[:, 0]
 
     decay = optax.chain(optax.add_decayed_weights(DECAY, kernels), optax.scale(-1.0))
-    ddp = DataParallel(model(), decay, loss_fn, replicas=Replicas(jax.devices()[:2]))
+    ddp = DistributedDataParallel(model(), decay, loss_fn, replicas=Replicas(jax.devices()[:2]))
     state, before = ddp.init(), ddp.functional.params
     biased = {name: value + 1 for name, value in before.items()}
     state, _ = ddp.steps(ddp.init(biased), MicroBatches(None, ddp.replicas.shard({"x": np.ones((2, 1, 4, 2), "f4")})))

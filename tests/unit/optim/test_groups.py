@@ -13,7 +13,7 @@ import torch
 from flax import nnx
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from jaxddp import DataParallel, optim, schedules
+from jaxddp import DistributedDataParallel, optim, schedules
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.config.choices import OPTIMIZERS
 from jaxddp.data.micro_batches import MicroBatches
@@ -77,7 +77,9 @@ def grouped(name: str, groups: Any = GROUPS, factor: float = FACTOR) -> Grouped:
 
 
 def params_of_jax(optimizer: optax.GradientTransformation, **options: Any) -> dict[str, np.ndarray]:
-    ddp = DataParallel(Net(), optimizer, squared, dtype="float64", replicas=first(2), clip_grad_norm=CLIP, **options)
+    ddp = DistributedDataParallel(
+        Net(), optimizer, squared, dtype="float64", replicas=first(2), clip_grad_norm=CLIP, **options
+    )
     state, _ = ddp.steps(ddp.init(), ddp.replicas.shard(MicroBatches(None, batches())))
     return to_torch(ddp.values(state)[0])
 
@@ -87,7 +89,9 @@ CLASSES = {name.lower(): getattr(torch.optim, name) for name in dir(torch.optim)
 
 def params_of_torch(name: str) -> dict[str, np.ndarray]:
     model = TorchNet().double()
-    start = to_torch(DataParallel(Net(), optim.sgd(), squared, dtype="float64", replicas=first(2)).init().params)
+    start = to_torch(
+        DistributedDataParallel(Net(), optim.sgd(), squared, dtype="float64", replicas=first(2)).init().params
+    )
     model.load_state_dict({key: torch.tensor(np.asarray(value, np.float64)) for key, value in start.items()})
     options = {p: g and {"lr": g[0], "weight_decay": g[1]} for p, g in GROUPS.items()}
     if name == "rprop":
@@ -105,7 +109,9 @@ def params_of_torch(name: str) -> dict[str, np.ndarray]:
 
 
 def deviation(ours: dict[str, np.ndarray], truth: dict[str, np.ndarray]) -> float:
-    start = to_torch(DataParallel(Net(), optim.sgd(), squared, dtype="float64", replicas=first(2)).init().params)
+    start = to_torch(
+        DistributedDataParallel(Net(), optim.sgd(), squared, dtype="float64", replicas=first(2)).init().params
+    )
     moved = max(np.abs(truth[name] - start[name]).max() for name in truth)
     return max(float(np.abs(ours[name] - truth[name]).max() / moved) for name in truth)
 
@@ -152,7 +158,7 @@ def test_a_plateau_lowers_the_rates_of_all_groups_as_torchs(sharded: bool, x64: 
         factor=0.5,
     )
     generator = Generator(0)
-    ddp = DataParallel(
+    ddp = DistributedDataParallel(
         layers.Linear(2, 1, generator=generator),
         optimizer,
         squared,
@@ -214,7 +220,7 @@ def test_patterns_without_parameters_and_parameters_without_a_pattern_are_refuse
     for last in (optim.sgd(), None):
         groups = {**dict.fromkeys(patterns, optim.sgd()), patterns[0]: last}
         with pytest.raises(InputError, match=message.format("grouped")):
-            DataParallel(Net(), optim.grouped(groups), squared, replicas=first(2))
+            DistributedDataParallel(Net(), optim.grouped(groups), squared, replicas=first(2))
     with pytest.raises(InputError, match=message.format("grouped")):
         optim.grouped(dict.fromkeys(patterns, optim.sgd())).init(nnx.state(Net(), nnx.Param))
     with pytest.raises(InputError, match=message.format("param_groups")):
@@ -223,11 +229,11 @@ def test_patterns_without_parameters_and_parameters_without_a_pattern_are_refuse
 
 def test_groups_need_no_parameter_that_is_frozen_elsewhere() -> None:
     optimizer = optim.grouped({"*.bias": None, "fc2.*": optim.sgd(1.0), "*": optim.sgd(0.1)})
-    ddp = DataParallel(Net(), optimizer, squared, replicas=first(2), frozen=("fc2.*",))
+    ddp = DistributedDataParallel(Net(), optimizer, squared, replicas=first(2), frozen=("fc2.*",))
     assert set(ddp.frozen_parameters) == {"fc1.bias", "norm.bias", "fc2.bias", "fc2.kernel"}
     ddp.init()
     chained = optax.chain(optim.grouped({"*.bias": optim.sgd(1.0), "*": optim.sgd(0.1)}))
     with pytest.raises(InputError, match=r"^grouped \*: matches"):  # slices have the names of the optimizer's groups
-        DataParallel(Net(), chained, squared, replicas=first(2), shard_optimizer=True).init()
+        DistributedDataParallel(Net(), chained, squared, replicas=first(2), shard_optimizer=True).init()
     with pytest.raises(InputError, match=r"^grouped: needs at least one pattern"):
         optim.grouped({})

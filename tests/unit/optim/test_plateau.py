@@ -14,7 +14,7 @@ import torch
 from flax import nnx
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from jaxddp import DataParallel, Loader, optim
+from jaxddp import DistributedDataParallel, Loader, optim
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.errors import InputError
 from tests.support.step_cases import first
@@ -132,18 +132,18 @@ def test_a_trainer_observes_between_epochs_and_saves_the_rate(sharded: bool, tmp
     rng = np.random.default_rng(0)
     data = {"x": rng.normal(size=(16, 3)).astype("float32"), "y": rng.normal(size=(16, 1)).astype("float32")}
 
-    def trainer(count: int) -> DataParallel:
+    def trainer(count: int) -> DistributedDataParallel:
         optimizer = optim.reduce_on_plateau(lambda rate: optim.sgd(rate, momentum=0.5), 0.1, patience=0)
         loss = lambda model, batch: ((model(batch["x"]) - batch["y"]) ** 2)[:, 0]  # noqa: E731
         model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
-        return DataParallel(model, optimizer, loss, replicas=first(count), shard_optimizer=sharded)
+        return DistributedDataParallel(model, optimizer, loss, replicas=first(count), shard_optimizer=sharded)
 
-    def epoch(ddp: DataParallel, state: Any) -> Any:
+    def epoch(ddp: DistributedDataParallel, state: Any) -> Any:
         for batches in Loader(data, ddp.replicas, global_batch_size=16).epoch(0):
             state, _ = ddp.steps(state, batches)
         return state
 
-    def movement(ddp: DataParallel, state: Any) -> np.ndarray:
+    def movement(ddp: DistributedDataParallel, state: Any) -> np.ndarray:
         before = ddp.values(state)[0]["kernel"]
         return ddp.values(epoch(ddp, state))[0]["kernel"] - before
 
@@ -169,6 +169,6 @@ def test_what_makes_no_plateau_is_refused() -> None:
         optim.reduce_on_plateau(optim.sgd, min_lr=[0.1, 0.2])
     with pytest.raises(InputError, match=r"^mode least: unknown \(one of min, max\)$"):
         optim.reduce_on_plateau(optim.sgd, mode="least")
-    ddp = DataParallel(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optim.sgd(0.1), replicas=first(2))
+    ddp = DistributedDataParallel(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optim.sgd(0.1), replicas=first(2))
     with pytest.raises(InputError, match=r"^observed: the optimizer has no plateau"):
         ddp.observed(ddp.init(), 1.0)

@@ -14,7 +14,7 @@ from jax import numpy as jnp
 
 from jaxddp import layers, optim
 from jaxddp.data.torch_rng import Generator
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.loader import Loader
 from jaxddp.nn.losses import cross_entropy
@@ -52,8 +52,8 @@ class Flat(nnx.Module):
         return self.fc(x.reshape(len(x), -1))
 
 
-def ddp_of(model: nnx.Module, **options: Any) -> DataParallel:
-    return DataParallel(model, optim.adam(0.01), replicas=Replicas(jax.devices()[:2]), **options)
+def ddp_of(model: nnx.Module, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(model, optim.adam(0.01), replicas=Replicas(jax.devices()[:2]), **options)
 
 
 @functools.cache
@@ -64,7 +64,7 @@ def arrays() -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def trained(steps_per_dispatch: int) -> tuple[DataParallel, Any, list[float], list[int]]:
+def trained(steps_per_dispatch: int) -> tuple[DistributedDataParallel, Any, list[float], list[int]]:
     """Train for two epochs of 6 full steps and a smaller one."""
     options = {"global_batch_size": 4, "steps_per_dispatch": steps_per_dispatch}
     return two_epochs(Net(), cross_entropy, optim.adam(0.01), arrays(), **options)
@@ -87,7 +87,7 @@ def test_nothing_is_traced_again_in_the_second_epoch() -> None:
         assert after_one <= 4  # two shapes; with several steps, the program of K and that of one
 
 
-def batches(ddp: DataParallel, accumulation_steps: int = 1) -> Any:
+def batches(ddp: DistributedDataParallel, accumulation_steps: int = 1) -> Any:
     options = {"accumulation_steps": accumulation_steps, "steps_per_dispatch": 3}
     return next(Loader(arrays(), ddp.replicas, global_batch_size=8, **options).epoch(0))
 

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxddp import optim
 from jaxddp.data.torch_rng import Generator
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 from jaxddp.nn import layers
@@ -45,9 +45,9 @@ def examples(size: int) -> Arrays:
 
 
 @functools.cache
-def trained(world_size: int) -> tuple[DataParallel, Any]:
+def trained(world_size: int) -> tuple[DistributedDataParallel, Any]:
     """Return a trainer and a state whose running statistics are neither the initial ones nor those of a batch."""
-    ddp = DataParallel(Net(), optim.sgd(), replicas=Replicas(jax.devices()[:world_size]))
+    ddp = DistributedDataParallel(Net(), optim.sgd(), replicas=Replicas(jax.devices()[:world_size]))
     buffers = {"bn.mean": np.array([1, 2, 3, 4], "float32"), "bn.var": np.array([4, 9, 1, 2], "float32")}
     return ddp, ddp.init(buffers={**ddp.functional.buffers, **buffers})
 
@@ -128,7 +128,7 @@ def of_mean(model: Any, batch: Any) -> jax.Array:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 12, 13])
 def test_of_a_mean_every_example_counts_once_too(size: int) -> None:
-    ddp = DataParallel(Net(), optim.sgd(), of_mean, replicas=Replicas(jax.devices()[:2]))
+    ddp = DistributedDataParallel(Net(), optim.sgd(), of_mean, replicas=Replicas(jax.devices()[:2]))
     state, arrays = ddp.init(), examples(size)
     alone = [ddp.evaluate(state, {"x": arrays["x"][i : i + 1]})["loss"] for i in range(size)]
     assert ddp.evaluate(state, arrays, batch_size=BATCH_SIZE)["loss"] == pytest.approx(np.mean(alone), rel=TOLERANCE)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxddp import optim
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.nn.losses import Batch
 from tests.support.step_cases import Arrays, Net, dealt, distance, first
 
@@ -18,9 +18,9 @@ TOLERANCE = 1e-14  # float64, relative to an array's largest value; measured: 2.
 FAULT = 1e-2  # smallest difference that a planted fault must cause; measured: 0.6
 
 
-def ddp_of(world_size: int, bn: str | None = None, dropout: float = 0.0, **options: Any) -> DataParallel:
+def ddp_of(world_size: int, bn: str | None = None, dropout: float = 0.0, **options: Any) -> DistributedDataParallel:
     optimizer = optim.sgd(0.3, momentum=0.9)
-    return DataParallel(Net(bn, dropout), optimizer, replicas=first(world_size), dtype="float64", **options)
+    return DistributedDataParallel(Net(bn, dropout), optimizer, replicas=first(world_size), dtype="float64", **options)
 
 
 def micro_batches(world_size: int, micro: Sequence[int], step: int) -> list[Batch]:
@@ -30,7 +30,7 @@ def micro_batches(world_size: int, micro: Sequence[int], step: int) -> list[Batc
     return [*head, {name: x[:, step] for name, x in batch.last.items()}]
 
 
-def one_by_one(ddp: DataParallel, micro: Sequence[int], forget: bool = False) -> Arrays:
+def one_by_one(ddp: DistributedDataParallel, micro: Sequence[int], forget: bool = False) -> Arrays:
     state = ddp.init()
     for step in range(STEPS):
         *head, last = map(ddp.replicas.shard, micro_batches(ddp.world_size, micro, step))
@@ -41,7 +41,7 @@ def one_by_one(ddp: DataParallel, micro: Sequence[int], forget: bool = False) ->
     return jax.device_get({**state.params, **state.buffers, **sums})
 
 
-def at_once(ddp: DataParallel, micro: Sequence[int]) -> Arrays:
+def at_once(ddp: DistributedDataParallel, micro: Sequence[int]) -> Arrays:
     state, sums = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(ddp.world_size, STEPS, micro)))
     return jax.device_get({**state.params, **state.buffers, **{name: values[-1] for name, values in sums.items()}})
 
@@ -73,7 +73,7 @@ def test_dropping_accumulated_gradients_is_caught() -> None:
 
 
 def test_gradients_without_synchronization_differ_between_replicas() -> None:
-    ddp = DataParallel(Net(), optim.sgd(0.3), replicas=first(2))
+    ddp = DistributedDataParallel(Net(), optim.sgd(0.3), replicas=first(2))
     state = ddp.init()
     batch = ddp.replicas.shard(micro_batches(2, (4,), step=0)[0])
     for name, gradient in ddp.no_sync(state, batch).result.gradients.items():
@@ -84,7 +84,7 @@ def test_gradients_without_synchronization_differ_between_replicas() -> None:
 
 
 def test_nothing_is_sent_before_the_last_micro_batch() -> None:
-    ddp = DataParallel(Net(), optim.adam(), replicas=first(2), clip_grad_norm=0.05)
+    ddp = DistributedDataParallel(Net(), optim.adam(), replicas=first(2), clip_grad_norm=0.05)
     state = ddp.init()
     batch = ddp.replicas.shard(micro_batches(2, (4,), step=0)[0])
     gathered = ddp.no_sync(state, batch)
@@ -100,7 +100,7 @@ def test_nothing_is_sent_before_the_last_micro_batch() -> None:
 
 @pytest.mark.large
 def test_batches_for_fewer_replicas_and_donated_arguments_are_refused() -> None:
-    ddp = DataParallel(Net(), optim.adam(), replicas=first(2))
+    ddp = DistributedDataParallel(Net(), optim.adam(), replicas=first(2))
     state = ddp.init()
     batch = micro_batches(2, (4,), step=0)[0]
     with pytest.raises(ValueError, match="cannot be sharded over 2 replicas"):

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.loader import Loader
 from jaxddp.step import dispatch
@@ -63,13 +63,13 @@ def dispatched(
     """Train where a step fits into a dispatch up to so many seconds; return the steps of each dispatch, and weights."""
     monkeypatch.setattr(dispatch, "LONGEST", longest)
     counts: list[int] = []
-    steps = DataParallel.steps
+    steps = DistributedDataParallel.steps
 
-    def counted(ddp: DataParallel, state: Any, batches: MicroBatches) -> Any:
+    def counted(ddp: DistributedDataParallel, state: Any, batches: MicroBatches) -> Any:
         counts.append(jax.tree.leaves(batches.last)[0].shape[1])
         return steps(ddp, state, batches)
 
-    monkeypatch.setattr(DataParallel, "steps", counted)
+    monkeypatch.setattr(DistributedDataParallel, "steps", counted)
     arrays = {"x": np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32)}
     program = SimpleNamespace(
         train_data=lambda: arrays,

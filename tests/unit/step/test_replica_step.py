@@ -14,7 +14,7 @@ from jax.ad_checkpoint import print_saved_residuals
 
 from jaxddp import optim
 from jaxddp.data.torch_rng import Generator
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.collectives import all_reduce
 from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.errors import InputError, TrainingError
@@ -40,7 +40,7 @@ def train(
     """Return parameters, buffers and metrics after three steps in float64 on replicas that `make` makes."""
     options |= {"loss_normalization": "global", "dtype": "float64"}
     with jax.enable_x64(True):
-        ddp = DataParallel(Net(bn), optim.sgd(0.3, momentum=0.9), replicas=make(world_size), **options)
+        ddp = DistributedDataParallel(Net(bn), optim.sgd(0.3, momentum=0.9), replicas=make(world_size), **options)
         state, sums = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(world_size, 3, micro)))
         return jax.device_get({**state.params, **state.buffers, **sums})
 
@@ -69,13 +69,13 @@ def test_a_step_whose_loss_alone_is_not_finite_is_skipped() -> None:
         return model(batch["x"]).sum(-1) + jax.lax.stop_gradient(np.nan)
 
     options: dict[str, Any] = {"replicas": first(2), "skip_nonfinite": True}
-    ddp = DataParallel(Net(None), optim.sgd(0.3), loss, **options)
+    ddp = DistributedDataParallel(Net(None), optim.sgd(0.3), loss, **options)
     start = jax.device_get(ddp.init().params)
     state, sums = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(2, 1, (3,))))
     assert jax.device_get(sums)["skipped"].tolist() == [1]
     assert all(np.array_equal(x, start[name]) for name, x in jax.device_get(state.params).items())
     with pytest.raises(InputError, match=r"^skip_nonfinite: a loss scaler skips such steps already; leave one"):
-        DataParallel(Net(None), optim.sgd(0.3), loss, scaler=GradScaler(), **options)
+        DistributedDataParallel(Net(None), optim.sgd(0.3), loss, scaler=GradScaler(), **options)
 
 
 # ---- by hand
@@ -90,7 +90,7 @@ def stages(normalization: str, micro: Sequence[int]) -> tuple[Arrays, Arrays, di
     """
     replicas, batch = first(2), jax.tree.map(lambda x: x[:, 0], dealt(2, 1, micro))
     with jax.enable_x64(True):
-        ddp = DataParallel(
+        ddp = DistributedDataParallel(
             layers.Linear(FEATURES, CLASSES, generator=Generator(1)),
             optim.sgd(1.0),
             replicas=replicas,
@@ -174,7 +174,9 @@ def test_clipping_comes_after_the_mean() -> None:
 @pytest.mark.parametrize("micro", [(4,), (3, 3, 1)], ids=str)
 def test_buffers_are_those_of_rank_0(micro: tuple[int, ...]) -> None:
     """Each micro-batch updates the running statistics that the one before left."""
-    ddp = DataParallel(layers.BatchNorm(FEATURES), optim.sgd(), lambda bn, batch: bn(batch["x"]), replicas=first(2))
+    ddp = DistributedDataParallel(
+        layers.BatchNorm(FEATURES), optim.sgd(), lambda bn, batch: bn(batch["x"]), replicas=first(2)
+    )
     state, _ = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(2, 1, micro)))
     means = np.zeros((2, FEATURES))  # of each rank
     for part in np.split(examples(2, 1, sum(micro))["x"], np.cumsum(micro)[:-1], axis=2):
@@ -193,7 +195,7 @@ def does_nothing(gradients: Any) -> Any:
 
 
 def test_a_hook_that_does_nothing_is_caught() -> None:
-    ddp = DataParallel(Net(), optim.sgd(0.3), replicas=first(2), comm_hook=does_nothing)
+    ddp = DistributedDataParallel(Net(), optim.sgd(0.3), replicas=first(2), comm_hook=does_nothing)
     state, _ = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(2, 1, (4,))))
     with pytest.raises(TrainingError, match=r"replicas differ at step 1: params\.fc\d\.\w+ on replica 1 is up to"):
         ddp.verify(state)
@@ -206,7 +208,7 @@ def test_a_hook_that_does_nothing_is_caught() -> None:
 
 def loops_around_all_reduces(micro: Sequence[int], loss_fn: Any = cross_entropy, **options: Any) -> list[int]:
     """Return, for each all-reduce in the program of three steps, the number of loops around it."""
-    ddp = DataParallel(Net(), optim.adam(), loss_fn, replicas=first(2), **options)
+    ddp = DistributedDataParallel(Net(), optim.adam(), loss_fn, replicas=first(2), **options)
     hlo = ddp.compiled_text(ddp.init(), ddp.replicas.shard(dealt(2, 3, micro)))
     computations = {m[1]: m[2] for m in re.finditer(r"^(?:ENTRY )?%(\S+) [^\n]*{\n(.*?)^}", hlo, re.M | re.S)}
     loop_of = {body: name for name, text in computations.items() for body in re.findall(r"body=%([^\s,]+)", text)}
@@ -237,7 +239,7 @@ def test_an_all_reduce_per_micro_batch_is_caught() -> None:
 @pytest.mark.parametrize("sharded", [False, True])
 def test_clipping_by_value_clips_each_element_of_the_mean(sharded: bool) -> None:
     def moved(**options: Any) -> Arrays:
-        ddp = DataParallel(Net(None), optim.sgd(1.0, momentum=0.9), squares, replicas=first(2), **options)
+        ddp = DistributedDataParallel(Net(None), optim.sgd(1.0, momentum=0.9), squares, replicas=first(2), **options)
         start = jax.device_get(ddp.init().params)
         state, _ = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(2, 1, (3,))))
         return {name: start[name] - x for name, x in jax.device_get(state.params).items()}
@@ -250,7 +252,9 @@ def test_clipping_by_value_clips_each_element_of_the_mean(sharded: bool) -> None
     for name, gradient in free.items():
         np.testing.assert_allclose(clipped[name], np.clip(gradient, -bound, bound), atol=1e-6, err_msg=name)
     with pytest.raises(InputError, match=r"^clip_grad_value: cannot be combined with clip_grad_norm$"):
-        DataParallel(Net(None), optim.sgd(), squares, replicas=first(2), clip_grad_norm=1.0, clip_grad_value=1.0)
+        DistributedDataParallel(
+            Net(None), optim.sgd(), squares, replicas=first(2), clip_grad_norm=1.0, clip_grad_value=1.0
+        )
 
 
 def squares(model: Net, batch: Arrays) -> jax.Array:
@@ -274,7 +278,7 @@ def test_recomputation_keeps_products_alone_and_gives_the_same_gradients(capsys:
     found, kept = {}, {}
     for remat in (False, True):
         options: dict[str, Any] = {"replicas": first(2), "remat": remat, "find_unused_parameters": True}
-        ddp = DataParallel(Deep(), optim.sgd(1.0), squares, **options)
+        ddp = DistributedDataParallel(Deep(), optim.sgd(1.0), squares, **options)
         batch = ddp.replicas.shard(dealt(2, 1, (3,)))
         state = ddp.init()
         program = jax.make_jaxpr(lambda state, ddp=ddp, batch=batch: ddp._steps.program(state, batch))(state)
@@ -285,7 +289,7 @@ def test_recomputation_keeps_products_alone_and_gives_the_same_gradients(capsys:
         np.testing.assert_allclose(found[True][name], expected, rtol=1e-6, atol=1e-7, err_msg=name)
     with pytest.raises(InputError, match="unused"):  # the search for unused parameters sees through it
         options = {"replicas": first(2), "remat": True, "find_unused_parameters": False}
-        ddp = DataParallel(Deep(), optim.sgd(1.0), squares, **options)
+        ddp = DistributedDataParallel(Deep(), optim.sgd(1.0), squares, **options)
         ddp.steps(ddp.init(), ddp.replicas.shard(dealt(2, 1, (3,))))
 
     def loss(params: Any) -> jax.Array:
@@ -299,7 +303,7 @@ def test_recomputation_keeps_products_alone_and_gives_the_same_gradients(capsys:
 
 
 def test_the_operations_of_products_are_counted_over_micro_batches_and_steps() -> None:
-    ddp = DataParallel(Deep(), optim.sgd(1.0), squares, replicas=first(2), find_unused_parameters=True)
+    ddp = DistributedDataParallel(Deep(), optim.sgd(1.0), squares, replicas=first(2), find_unused_parameters=True)
     # Three products per layer: forward, and backward for the weights and, but in the first layer, for the input.
     per_example = 2 * FEATURES * FEATURES * TOKENS * (3 * 3 - 1)
     for steps, micro in ((1, (3,)), (4, (3,)), (2, (4, 4, 2))):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import SWALR, update_bn
 
-from jaxddp import DataParallel, Loader, optim, schedules
+from jaxddp import DistributedDataParallel, Loader, optim, schedules
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.errors import InputError
@@ -52,18 +52,18 @@ def schedule() -> Any:
     return schedules.by_epoch(schedules.sequential([main, late], [START]), STEPS_PER_EPOCH)
 
 
-def trainer(world_size: int = 2, **options: Any) -> DataParallel:
+def trainer(world_size: int = 2, **options: Any) -> DistributedDataParallel:
     options = {"swa": True, "dtype": "float64"} | options
-    return DataParallel(
+    return DistributedDataParallel(
         Net("sync"), optim.sgd(schedule(), momentum=0.9), squared, replicas=first(world_size), **options
     )
 
 
-def loader(ddp: DataParallel) -> Loader:
+def loader(ddp: DistributedDataParallel) -> Loader:
     return Loader(data(), ddp.replicas, global_batch_size=8, shuffle=False)
 
 
-def trained(ddp: DataParallel, resume: Path | None = None) -> Any:
+def trained(ddp: DistributedDataParallel, resume: Path | None = None) -> Any:
     """Train, and average the epochs from START on; if there is a folder, through a checkpoint after each epoch."""
     state = ddp.init()
     checkpoints = resume and Checkpoints(resume)
@@ -82,7 +82,7 @@ def trained(ddp: DataParallel, resume: Path | None = None) -> Any:
     return state
 
 
-def of_jax(ddp: DataParallel, resume: Path | None = None) -> dict[str, np.ndarray]:
+def of_jax(ddp: DistributedDataParallel, resume: Path | None = None) -> dict[str, np.ndarray]:
     state = trained(ddp, resume)
     state = ddp.update_bn(ddp.averaged(state), loader(ddp).epoch(0))
     ddp.verify(state)
@@ -171,7 +171,7 @@ def test_every_micro_batch_of_every_replica_counts_the_same_and_padding_does_not
         return jnp.tanh(x).sum(-1)
 
     model = Net("local", dropout=0.5)
-    ddp = DataParallel(
+    ddp = DistributedDataParallel(
         model,
         optim.sgd(),
         lambda model, batch: padded(model(batch["x"])).sum(-1),
@@ -201,15 +201,15 @@ def test_every_micro_batch_of_every_replica_counts_the_same_and_padding_does_not
 
 
 def test_what_has_no_average_or_no_statistics_is_refused() -> None:
-    ddp = DataParallel(Net(), optim.sgd(), squared, replicas=first(2), swa=True)
+    ddp = DistributedDataParallel(Net(), optim.sgd(), squared, replicas=first(2), swa=True)
     with pytest.raises(InputError, match=r"^averaged: nothing is averaged yet"):
         ddp.averaged(ddp.init())
     with pytest.raises(InputError, match=r"^update_bn: the model has no BatchNorm"):
         ddp.update_bn(ddp.init(), [])
-    plain = DataParallel(Net("local"), optim.sgd(), squared, replicas=first(2))
+    plain = DistributedDataParallel(Net("local"), optim.sgd(), squared, replicas=first(2))
     with pytest.raises(InputError, match=r"^update_average: no equal average is kept"):
         plain.update_average(plain.init())
     with pytest.raises(InputError, match=r"^update_bn: needs at least one batch"):
         plain.update_bn(plain.init(), [])
     with pytest.raises(InputError, match=r"^swa: cannot be combined with ema_decay"):
-        DataParallel(Net(), optim.sgd(), squared, replicas=first(2), swa=True, ema_decay=0.9)
+        DistributedDataParallel(Net(), optim.sgd(), squared, replicas=first(2), swa=True, ema_decay=0.9)

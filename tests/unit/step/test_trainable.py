@@ -13,7 +13,7 @@ from jaxddp import cli, optim
 from jaxddp.comm_hooks import CommHook
 from jaxddp.config import TrainConfig
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.collectives import all_reduce_mean
 from jaxddp.errors import InputError
 from jaxddp.nn.torch_weights import load_weights
@@ -36,11 +36,11 @@ LAYERS = ("fc1.bias", "fc1.kernel", "fc2.bias", "fc2.kernel")
 NEVER = {f"{net}.{name}" for net in ("unused", "stopped") for name in LAYERS}
 
 
-def trainer(model: nnx.Module, **options: Any) -> DataParallel:
-    return DataParallel(model, optim.adamw(0.1), replicas=first(2), dtype="float32", **options)
+def trainer(model: nnx.Module, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(model, optim.adamw(0.1), replicas=first(2), dtype="float32", **options)
 
 
-def batches(ddp: DataParallel) -> MicroBatches:
+def batches(ddp: DistributedDataParallel) -> MicroBatches:
     return ddp.replicas.shard(
         jax.tree.map(lambda x: x.astype("float32") if x.dtype == "float64" else x, dealt(2, 1, (2, 2)))
     )

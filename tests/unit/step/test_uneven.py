@@ -14,7 +14,7 @@ from jaxddp import optim
 from jaxddp.config import TrainConfig
 from jaxddp.data import datasets
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.errors import InputError
 from jaxddp.nn.losses import IGNORE_INDEX
 from jaxddp.step.local_gradients import LocalResult, mean_over_micro_batches
@@ -32,7 +32,7 @@ TOLERANCE = 1e-14  # float64, relative to an array's largest value; measured: up
 def one_step(batch: MicroBatches, **options: Any) -> tuple[Arrays, dict[str, float]]:
     """Return parameters and metrics after a step on two replicas."""
     with jax.enable_x64(True):
-        ddp = DataParallel(Net("local"), optim.sgd(0.3), replicas=first(2), dtype="float64", **options)
+        ddp = DistributedDataParallel(Net("local"), optim.sgd(0.3), replicas=first(2), dtype="float64", **options)
         with_dispatch_axis = jax.tree.map(lambda x: x[:, None], batch)
         state, sums = ddp.steps(ddp.init(), ddp.replicas.shard(with_dispatch_axis))
         return jax.device_get({**state.params, **state.buffers}), {name: float(x[0]) for name, x in sums.items()}
@@ -81,7 +81,7 @@ def test_a_micro_batch_of_ignored_labels_has_a_nan_loss_and_no_gradient_as_in_to
     torch_loss = F.cross_entropy(logits, torch.full((3,), IGNORE_INDEX))
     torch_loss.backward()
     assert torch_loss.isnan() and not logits.grad.any()
-    ddp = DataParallel(Net(), optim.sgd(0.3), replicas=first(1))
+    ddp = DistributedDataParallel(Net(), optim.sgd(0.3), replicas=first(1))
     arrays = examples(1, 3) | {"y": np.full((1, 3, TOKENS), IGNORE_INDEX)}
     for valid, loss in (({}, np.nan), ({"valid": np.ones((1, 3))}, np.nan), ({"valid": np.zeros((1, 3))}, 0.0)):
         result = ddp.no_sync(ddp.init(), ddp.replicas.shard(arrays | valid)).result

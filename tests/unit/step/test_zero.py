@@ -12,7 +12,7 @@ import pytest
 
 from jaxddp import optim
 from jaxddp.config import TrainConfig
-from jaxddp.data_parallel import DataParallel
+from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.nn.torch_weights import load_weights
 from jaxddp.step import zero
@@ -24,8 +24,10 @@ ROUNDING = 1e-12  # float64, of weights; measured: up to 4e-16
 FAULT = 1e-4  # smallest difference of weights that a planted fault must cause; measured: 3e-3
 
 
-def ddp(world_size: int, *, shard: bool = True, optimizer: Any = None, **options: Any) -> DataParallel:
-    return DataParallel(Net(), optimizer or optim.adam(), replicas=first(world_size), shard_optimizer=shard, **options)
+def ddp(world_size: int, *, shard: bool = True, optimizer: Any = None, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(
+        Net(), optimizer or optim.adam(), replicas=first(world_size), shard_optimizer=shard, **options
+    )
 
 
 # ---- memory
@@ -97,7 +99,9 @@ def test_virtual_replicas_make_the_same_steps() -> None:
     batch = dealt(4, 2, (2,))
     both = []
     for replicas in (first(4), VirtualReplicas(4)):
-        trainer = DataParallel(Net(), optim.adam(), replicas=replicas, shard_optimizer=True, clip_grad_norm=0.05)
+        trainer = DistributedDataParallel(
+            Net(), optim.adam(), replicas=replicas, shard_optimizer=True, clip_grad_norm=0.05
+        )
         state, _ = trainer.steps(trainer.init(), replicas.shard(batch))
         both.append(jax.device_get(trainer.unsharded(state)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), *both)  # float32: 2e-7
