@@ -11,12 +11,13 @@ import numpy as np
 from benchmarks import models_jax
 from benchmarks.race import Turn
 from benchmarks.workloads import Workload
-from jaxddp import DistributedDataParallel, Loader, Replicas, TrainConfig, optim, train_build
+from jaxddp import DistributedDataParallel, Loader, Replicas, TrainConfig, optim
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.nn.torch_weights import to_torch
 from jaxddp.plan.messages import Messages, all_reduces
 from jaxddp.state import TrainState
 from jaxddp.step.metrics import InFlight, step_metrics
+from jaxddp.train.build import build
 
 
 class Jaxddp:
@@ -85,7 +86,7 @@ def trainer(workload: Workload, world_size: int, platform: str, steps_per_dispat
     """Build the parts of `jaxddp.train`."""
     assert workload.config is not None, "the trainer has the model"
     fields = {"devices": world_size, "platform": platform, "steps_per_dispatch": steps_per_dispatch}
-    run = train_build.build(TrainConfig(**vars(workload.config) | fields))
+    run = build(TrainConfig(**vars(workload.config) | fields))
     return Jaxddp(run.ddp, run.loader, run.start, run.data.train)
 
 

@@ -13,10 +13,11 @@ import jax
 
 from benchmarks.in_jax import Jaxddp
 from benchmarks.processes import WatchedCommand, watch
-from jaxddp import TrainConfig, train_build
+from jaxddp import TrainConfig
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.tracking.run_log import RunLog
-from jaxddp.train_run import Run
+from jaxddp.train.build import build
+from jaxddp.train.parts import Run
 
 FIRST_EPOCH = r"epoch +1/"  # the first line that tells of a step; all programs are compiled by then
 
@@ -55,7 +56,7 @@ def costs(devices: Sequence[jax.Device], config: TrainConfig) -> dict[str, float
 
     Verification and checkpoints count as often as the job's flags have them.
     """
-    run = train_build.build(config)
+    run = build(config)
     contender = Jaxddp(run.ddp, run.loader, run.start, run.data.train)
     per_epoch = run.loader.steps_per_epoch
     contender.train(per_epoch)

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp import cli
+from jaxddp.cli.flags import parse_plain
 from jaxddp.errors import InputError
-from jaxddp.flags import parse_plain
 from jaxddp.parity import Recorder
 
 PROG = "python -m benchmarks.recorder"

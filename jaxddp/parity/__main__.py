@@ -19,9 +19,9 @@ if __name__ == "__main__":
 from tyro.conf import Positional, arg
 
 from jaxddp import cli
+from jaxddp.cli.flags import parse_known, parse_plain
 from jaxddp.errors import InputError, check_name, on_one_line
 from jaxddp.files import check_files, write_atomically
-from jaxddp.flags import parse_known, parse_plain
 from jaxddp.parity.findings import EXIT_CODES, Problem
 from jaxddp.parity.port.loading import check_flags_of_port
 from jaxddp.parity.port.names_block import with_names

@@ -9,13 +9,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxddp import train as jax_trainer
-from jaxddp import train_run
 from jaxddp.config import TrainConfig
 from jaxddp.config.config import TrainerConfig
 from jaxddp.config.hardware import GPUS
 from jaxddp.errors import InputError
 from jaxddp.program import config_class, load_program
 from jaxddp.tracking import run_log
+from jaxddp.train import parts
 from tests.support.run_files import FILE
 from tests.support.train_runs import epochs, records, saved_steps
 from torch_ref.config import TorchConfig, TorchTrainerConfig
@@ -121,8 +121,8 @@ def test_the_last_lines_say_what_a_known_gpu_reaches(
 ) -> None:
     """A CPU stands in for the GPU."""
     gpu = dataclasses.replace(GPUS["h100"], name="cpu", peak={"f32": 1e9})
-    monkeypatch.setattr(train_run, "GPUS", {"cpu": gpu})
-    monkeypatch.setattr(train_run, "most_memory", lambda devices, statistic: 2_500_000_000)
+    monkeypatch.setattr(parts, "GPUS", {"cpu": gpu})
+    monkeypatch.setattr(parts, "most_memory", lambda devices, statistic: 2_500_000_000)
     flags = {"model": "linear", "platform": "cpu", "devices": 2, "epochs": 2}
     jax_trainer.main(TrainConfig(**flags))
     [line] = [line for line in capsys.readouterr().out.splitlines() if "per device" in line]

@@ -9,7 +9,7 @@ import pytest
 from jaxddp.data import datasets
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.nn.torch_weights import load_weights
-from jaxddp.train_run import Run
+from jaxddp.train.parts import Run
 from tests.support.train_runs import check_same_weights, epochs, records, train
 
 SIZE, FEATURES = 192, 4

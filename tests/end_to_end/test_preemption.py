@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from jaxddp import tester
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.signals import Interruption
 from jaxddp.state import TrainState
+from jaxddp.train import tester
 from tests.support.train_runs import SMALL, check_same_weights, epochs, records, saved_steps, train
 
 STATEFUL = ["--ema-decay", "0.9", "--dropout", "0.3", "--log-gradients", "*"]

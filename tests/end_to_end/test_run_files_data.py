@@ -12,11 +12,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxddp import train as jax_trainer
-from jaxddp import train_loop
 from jaxddp.errors import TrainingError
 from jaxddp.parity import check
 from jaxddp.parity.workers import Workers
 from jaxddp.program import default_config, load_program
+from jaxddp.train import loop
 from tests.support.run_files import (
     FLAGS,
     LOSS_TOLERANCE,
@@ -73,7 +73,7 @@ def test_a_run_with_collate_counts_its_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Steps of 16 examples take two lengths, and the last one has 11; of 21 tests the replicas share 20."""
-    monkeypatch.setattr(train_loop, "MANY_SHAPES", 2)
+    monkeypatch.setattr(loop, "MANY_SHAPES", 2)
     jax_trainer.run(write(tmp_path, more=PADDED), shuffle=False, **FLAGS)
     lines = capsys.readouterr().out.splitlines()
     assert "programs compiled, one for each shape of batch: 3 for steps, 2 for tests" in lines

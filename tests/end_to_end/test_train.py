@@ -13,7 +13,7 @@ from jaxddp.config import TrainConfig
 from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.train import main
-from jaxddp.train_build import build
+from jaxddp.train.build import build
 from tests.support.train_runs import SMALL, epochs, losses, train
 
 
@@ -47,7 +47,7 @@ def test_drifting_replicas_stop_a_run_at_the_next_verification(tmp_path, monkeyp
     def unsynchronized(*args, **options):
         return DistributedDataParallel(*args, **options | {"comm_hook": lambda gradients: gradients})
 
-    monkeypatch.setattr("jaxddp.train_build.DistributedDataParallel", unsynchronized)
+    monkeypatch.setattr("jaxddp.train.build.DistributedDataParallel", unsynchronized)
     flags = ["--verify-every", "3", "--steps-per-dispatch", "1", "--output", str(tmp_path / "run")]
     with pytest.raises(TrainingError, match=r"replicas differ at step 3: .* on replica 1 .*no checkpoint yet"):
         train(*flags, "--devices", "2", "--epochs", "1")

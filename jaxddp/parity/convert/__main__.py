@@ -10,9 +10,9 @@ import jax
 from tyro.conf import Positional, arg
 
 from jaxddp import cli
+from jaxddp.cli.flags import parse_known, parse_plain
 from jaxddp.errors import InputError, check_name, on_one_line
 from jaxddp.files import check_files
-from jaxddp.flags import parse_known, parse_plain
 from jaxddp.parity.port import errors_located, load_port
 from jaxddp.parity.port.loading import check_flags_of_port
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from jaxddp.cli.flags import parse_plain
 from jaxddp.errors import InputError
 from jaxddp.files import check_files, write_atomically
-from jaxddp.flags import parse_plain
 from jaxddp.parity.report.json_form import MARK as JSON
 from jaxddp.parity.report.json_form import to_json
 from jaxddp.parity.report.page import MARK as PAGE

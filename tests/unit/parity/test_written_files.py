@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from jaxddp.cli.flags import parse_plain
 from jaxddp.errors import InputError
-from jaxddp.flags import parse_plain
 from jaxddp.parity.__main__ import DIFF, CheckOptions, _write_names
 from jaxddp.parity.convert.__main__ import ConvertOptions, convert
 from jaxddp.parity.patch.edited_files import unified

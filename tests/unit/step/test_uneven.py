@@ -18,7 +18,7 @@ from jaxddp.data_parallel import DistributedDataParallel
 from jaxddp.errors import InputError
 from jaxddp.nn.losses import IGNORE_INDEX
 from jaxddp.step.local_gradients import LocalResult, mean_over_micro_batches
-from jaxddp.train_build import build
+from jaxddp.train.build import build
 from tests.support.step_cases import TOKENS, Arrays, Net, distance, examples, first
 from torch_ref.config import TorchConfig
 from torch_ref.distributed import World

@@ -1,33 +1,20 @@
-"""`python -m jaxddp.train`: data, sampler, batch, replica step, mean over replicas, metrics, checkpoint."""
+"""A training run: data, sampler, batch, replica step, mean over replicas, metrics, checkpoint."""
 
 import contextlib
 import dataclasses
 import difflib
 import os
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
-
-from jaxddp import cli
-from jaxddp.config.ulimits import LEAST_FOR_JAX, check_address_space
-
-if __name__ == "__main__":
-    with cli.one_line_errors(show_traceback=False):
-        check_address_space(LEAST_FOR_JAX)
-        with cli.variables_named("JAX_"):
-            import jax.errors  # the first import of jax reads its environment variables
 
 import jax
 
 from jaxddp.config import TrainerConfig
-from jaxddp.config.choices import DEFAULT_CPU_DEVICES, MOST_CPU_DEVICES
 from jaxddp.config.kinds import described, fits, plain
 from jaxddp.data.sampler import shard_table
 from jaxddp.distributed.agreement import check_same, check_sees
 from jaxddp.distributed.cluster import Cluster, find
-from jaxddp.distributed.devices import most_memory, prepare_cpu
-from jaxddp.distributed.joining import tell_failure
+from jaxddp.distributed.devices import most_memory
 from jaxddp.distributed.peers import Peers
 from jaxddp.distributed.processes import joined
 from jaxddp.distributed.stall import StallWatch
@@ -44,9 +31,9 @@ from jaxddp.tracking.resumed import check_kept, check_not_done, check_same_epoch
 from jaxddp.tracking.run_folder import check_same_data, claim_output
 from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
 from jaxddp.tracking.writers import check_installed
-from jaxddp.train_build import build, start_state
-from jaxddp.train_loop import train
-from jaxddp.train_run import Result, Run
+from jaxddp.train.build import build, start_state
+from jaxddp.train.loop import train
+from jaxddp.train.parts import Result, Run
 
 if TYPE_CHECKING:
     from jaxddp.checkpoint import Checkpoints
@@ -209,32 +196,3 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
     check_steps_per_epoch(folder, notes["steps_per_epoch"], run.loader.steps_per_epoch)
     check_not_done(folder, step, run.loader.steps_per_epoch, run.config.epochs)
     return checkpoints, run.ddp.place_state(restored), notes
-
-
-def tell_others(argv: Sequence[str], reason: str) -> None:
-    """If this process is one of several, report its bad flags to the others, so that they do not wait for it."""
-    with contextlib.suppress(ValueError):  # a flag is not a number, or there is no cluster
-        if (cluster := _cluster_of(argv)) is not None:
-            tell_failure(cluster, reason)
-
-
-def request_devices(argv: Sequence[str]) -> None:
-    """Request the CPU devices that the flags ask for before a run file is loaded, whose top level may start jax."""
-    with contextlib.suppress(ValueError, InputError):  # reported when the flags are parsed
-        cluster = _cluster_of(argv)
-        processes = 1 if cluster is None else cluster.num_processes
-        default = DEFAULT_CPU_DEVICES if processes == 1 else 1
-        given = cli.value_of("--devices", argv)
-        prepare_cpu(default if given is None else min(max(1, int(given) // processes), MOST_CPU_DEVICES))
-
-
-def _cluster_of(argv: Sequence[str]) -> Cluster | None:
-    """Return the processes of the run, of which the flags or the launcher's variables tell."""
-    texts = [cli.value_of(name, argv) for name in ("--num-processes", "--process-id")]
-    size, number = (None if text is None else int(text) for text in texts)
-    return find(os.environ, cli.value_of("--coordinator", argv), size, number)
-
-
-if __name__ == "__main__":
-    request_devices(sys.argv[1:])
-    cli.run(main, TrainerConfig, "python -m jaxddp.train", tell_others)

@@ -17,7 +17,7 @@ from jaxddp.step.batch_statistics import LAYERS
 from jaxddp.step.metrics import means
 from jaxddp.tracking.run_log import RunLog, by_split
 from jaxddp.tracking.stopping import Stopping
-from jaxddp.train_run import Run
+from jaxddp.train.parts import Run
 
 
 class Tester:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from jaxddp.distributed.stall import StallWatch
 from jaxddp.errors import NotFiniteError, TrainingError
 from jaxddp.nn.torch_weights import torch_name
-from jaxddp.saver import Saver, notes_at
 from jaxddp.signals import Interruption
 from jaxddp.state import TrainState
 from jaxddp.step.metrics import InFlight, step_metrics
-from jaxddp.tester import Tester
 from jaxddp.tracking.gradient_metrics import renamed
 from jaxddp.tracking.run_log import RunLog
 from jaxddp.tracking.stopping import Stopping
-from jaxddp.train_run import Result, Run
+from jaxddp.train.parts import Result, Run
+from jaxddp.train.saver import Saver, notes_at
+from jaxddp.train.tester import Tester
 
 if TYPE_CHECKING:
     from jaxddp.checkpoint import Checkpoints

@@ -17,7 +17,7 @@ from jaxddp.step.metrics import EpochSums
 from jaxddp.tracking.resumed import notes_of_run
 from jaxddp.tracking.run_log import RunLog
 from jaxddp.tracking.stopping import Stopping
-from jaxddp.train_run import Run
+from jaxddp.train.parts import Run
 
 if TYPE_CHECKING:
     from jaxddp.checkpoint import Checkpoints

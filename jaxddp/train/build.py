@@ -30,7 +30,7 @@ from jaxddp.step.options import options
 from jaxddp.step.program_step import program_step
 from jaxddp.tracking.kept_program import program_digest
 from jaxddp.tracking.throughput import Throughput, tokens_in
-from jaxddp.train_run import Run
+from jaxddp.train.parts import Run
 
 NEEDED = ("jax_model", "train_data")
 
