@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.workloads import workloads
 from jaxddp import cli
+from jaxddp.config.options import Platform
 from jaxddp.errors import InputError, check_name
 
 PROG = "python -m benchmarks"
@@ -37,7 +38,7 @@ class RaceOptions:
     """Seconds of a turn; one of complete epochs may take twice as long, a single step as long as it takes."""
     parts: tuple[str, ...] = PARTS
     """race | measures | growth | reading."""
-    platform: str | None = None
+    platform: Platform | None = None
     """cpu | gpu. None: GPUs if there are any."""
     smoke: bool = False
     """Run everything with tiny sizes, one round and few peers, to see that it runs; the numbers mean nothing."""

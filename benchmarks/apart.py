@@ -8,13 +8,14 @@ from typing import Any
 
 import jax
 
+from jaxddp.config.options import Platform
 from jaxddp.distributed.devices import prepare
 
 Call = Callable[..., Any]
 
 
 @contextlib.contextmanager
-def process(replicas: int | None, platform: str | None) -> Iterator[Call]:
+def process(replicas: int | None, platform: Platform | None) -> Iterator[Call]:
     """Start a process; yield a function that calls another one there, with the devices before its arguments.
 
     Args:
@@ -30,7 +31,7 @@ def process(replicas: int | None, platform: str | None) -> Iterator[Call]:
         yield call
 
 
-def _on_devices(function: Call, replicas: int | None, platform: str | None, arguments: tuple[Any, ...]) -> Any:
+def _on_devices(function: Call, replicas: int | None, platform: Platform | None, arguments: tuple[Any, ...]) -> Any:
     # On GPUs jax would multiply float32 matrices in TF32, which keeps 10 bits; torch does not.
     with jax.default_matmul_precision("highest"):
         return function(prepare(replicas, platform), *arguments)

@@ -11,12 +11,13 @@ from benchmarks.apart import process
 from benchmarks.contenders import JAXDDP, Field
 from benchmarks.workloads import Workload
 from jaxddp import TrainConfig
+from jaxddp.config.options import Platform
 
 PEERS = (JAXDDP, "pmap")
 WIDTHS = {1: 128, 10: 470, 100: 1576}  # of the default MLP's two hidden layers, by the factor on its parameters
 
 
-def measure(at: int, platform: str, rounds: int, turn: float, small: bool) -> dict[str, Any]:
+def measure(at: int, platform: Platform, rounds: int, turn: float, small: bool) -> dict[str, Any]:
     """Measure all kinds of growth.
 
     Args:

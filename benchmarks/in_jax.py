@@ -12,6 +12,7 @@ from benchmarks import models_jax
 from benchmarks.race import Turn
 from benchmarks.workloads import Workload
 from jaxddp import DistributedDataParallel, Loader, Replicas, TrainConfig, optim
+from jaxddp.config.options import Platform
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.nn.torch_weights import to_torch
 from jaxddp.plan.messages import Messages, all_reduces
@@ -82,7 +83,7 @@ class Jaxddp:
         return (time.perf_counter() - started) / steps
 
 
-def trainer(workload: Workload, world_size: int, platform: str, steps_per_dispatch: int | None = None) -> Jaxddp:
+def trainer(workload: Workload, world_size: int, platform: Platform, steps_per_dispatch: int | None = None) -> Jaxddp:
     """Build the parts of `jaxddp.train`."""
     assert workload.config is not None, "the trainer has the model"
     fields = {"devices": world_size, "platform": platform, "steps_per_dispatch": steps_per_dispatch}

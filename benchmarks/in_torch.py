@@ -26,6 +26,7 @@ from tqdm import tqdm
 from benchmarks import models_torch
 from benchmarks.race import Turn
 from benchmarks.workloads import Workload
+from jaxddp.config.options import Platform
 from torch_ref.config import TorchConfig
 from torch_ref.devices import local_device
 from torch_ref.distributed import World, process_group
@@ -138,7 +139,7 @@ def threads(world_size: int) -> int:
     return max(1, (os.cpu_count() or 1) // world_size)
 
 
-def serve(rank: int, world_size: int, platform: str, store: str, connection: Connection) -> None:
+def serve(rank: int, world_size: int, platform: Platform, store: str, connection: Connection) -> None:
     """Answer the parent's requests until it closes the connection: a `TorchJob` to build, or (its number, steps)."""
     torch.set_num_threads(threads(world_size))
     tqdm.set_lock(threading.RLock())  # tqdm's default is a semaphore, which a killed rank would leave behind

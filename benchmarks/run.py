@@ -16,6 +16,7 @@ from benchmarks.smoke import compile_faster
 from benchmarks.speed import Heat
 from benchmarks.workloads import workloads
 from jaxddp import TrainConfig
+from jaxddp.config.options import Platform
 from jaxddp.errors import InputError
 from jaxddp.files import check_files, write_atomically
 
@@ -87,7 +88,7 @@ def plan(options: "RaceOptions", sizes: list[int]) -> list[Heat]:
     ]
 
 
-def _measures(options: "RaceOptions", platform: str) -> dict[str, Any]:
+def _measures(options: "RaceOptions", platform: Platform) -> dict[str, Any]:
     flags = ["--platform", platform, *(["--epochs", "1"] if options.smoke else [])]
     jobs = measures.jobs(min(_rounds(options), REPEATS), flags)
     with process(None, platform) as call:

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.in_torch import TorchJob, serve
 from benchmarks.race import Failed, Turn
+from jaxddp.config.options import Platform
 
 TIMEOUT = 300.0  # seconds that a rank may take to answer; torch.compile takes the longest
 PRELOADED = ["torch", "torch._dynamo", "benchmarks.in_torch"]  # seconds each, so imported once for all ranks
@@ -41,7 +42,7 @@ class TorchRanks:
 
 
 @contextlib.contextmanager
-def torch_ranks(world_size: int, platform: str) -> Iterator[TorchRanks]:
+def torch_ranks(world_size: int, platform: Platform) -> Iterator[TorchRanks]:
     """Start the ranks, and end all of them on exit."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)

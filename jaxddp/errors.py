@@ -110,8 +110,11 @@ def not_installed(error: BaseException) -> str:
     return f'{package} is not installed: pip install "{INSTALLED_BY[package]}"' if package in INSTALLED_BY else ""
 
 
-def check_name(flag: str, name: str, known: Iterable[str]) -> None:
+def check_name(flag: str, name: str, known: Iterable[str], synonyms: Mapping[str, str] = {}) -> None:
     """Raise `InputError` unless `name` is one of `known`; suggest the closest match.
+
+    Args:
+        synonyms: names of other programs -> one of `known`.
 
     >>> check_name("--model", "mpl", ["linear", "mlp"])
     Traceback (most recent call last):
@@ -119,11 +122,23 @@ def check_name(flag: str, name: str, known: Iterable[str]) -> None:
     jaxddp.errors.InputError: --model mpl: unknown; did you mean mlp? (one of linear, mlp)
     """
     known = list(known)
-    if name in known:
-        return
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+    if name not in known:
+        raise InputError(name_error(flag, name, known, synonyms))
+
+
+def name_error(flag: str, name: str, known: Sequence[str], synonyms: Mapping[str, str] = {}) -> str:
+    """Return the message about a name that is not known; see `check_name`.
+
+    >>> name_error("--amp", "BF16", ["none", "bf16"])
+    '--amp BF16: unknown; did you mean bf16? (one of none, bf16)'
+    >>> name_error("--amp", "fp32", ["none", "bf16"], {"fp32": "none"})
+    '--amp fp32: unknown; did you mean none? (one of none, bf16)'
+    """
+    words = {word.lower(): word for word in known}
+    near = [synonyms[name.lower()]] if name.lower() in synonyms else []
+    near += [words[word] for word in difflib.get_close_matches(name.lower(), words, n=1, cutoff=0.3)]
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise InputError(f"{flag} {name}: unknown{hint} (one of {', '.join(known)})")
+    return f"{flag} {name}: unknown{hint} (one of {', '.join(known)})"
 
 
 def check_weights(name: str, shape: tuple[int, ...], weights: Any) -> None:

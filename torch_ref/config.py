@@ -1,16 +1,17 @@
 """Configuration of torch_ref: that of jaxddp, and the strategy."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_type_hints
 
 from jaxddp.config import TrainConfig, TrainerConfig
 from jaxddp.config.checks import typed
 from jaxddp.config.choices import POWER_SGD
+from jaxddp.config.kinds import choices_of
 from jaxddp.errors import InputError, check_name
 
-STRATEGIES = ("ddp", "manual", "single")
 # Options without effect here: one checkpoint is kept, and torch waits for its ranks as long as it chooses.
 ONLY_JAXDDP = ("steps_per_dispatch", "stall_timeout", "join_timeout", "keep_checkpoints")
+PROCESSES = ("coordinator", "num_processes", "process_id")
 STRATEGIES_OF = {
     "comm_hook": ("ddp",),
     "detect_anomaly": ("ddp",),
@@ -24,26 +25,25 @@ STRATEGIES_OF = {
 class Strategy:
     """Form of data parallelism in torch."""
 
-    strategy: str = "ddp"
-    """ddp | manual | single: torch's DDP, gradients averaged by hand, or one process on the whole batch."""
+    strategy: Literal["ddp", "manual", "single"] = "ddp"
+    """Torch's DDP, gradients averaged by hand, or one process on the whole batch."""
 
 
 @dataclass(frozen=True)
 class TorchTrainerConfig(Strategy, TrainerConfig):
-    """Data-parallel training in PyTorch: the reference that jaxddp is compared with.
+    """Train with PyTorch DDP: the reference that jaxddp is compared with.
 
-    Flags left out keep PyTorch's defaults. The same flags work for jaxddp.train and
-    torch_ref.train; only --strategy is specific to torch_ref. Under torchrun, its processes are the replicas.
-    --traceback shows where in the code an error was raised.
+    The flags are those of jaxddp.train that torch can follow, and --strategy. Under torchrun, its processes are the
+    replicas. --traceback shows where in the code an error was raised.
     """
 
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ONLY_JAXDDP
-    """Flags that a run file may set for jaxddp, without effect here."""
+    LEFT_OUT: ClassVar[tuple[str, ...]] = (*ONLY_JAXDDP, *PROCESSES)
+    """Flags of jaxddp.train without effect here; a run file may set them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_name("--strategy", self.strategy, STRATEGIES)
-        for name in ("coordinator", "num_processes", "process_id"):
+        check_name("--strategy", self.strategy, choices_of(get_type_hints(Strategy)["strategy"]))
+        for name in PROCESSES:
             if getattr(self, name) is not None:
                 raise InputError(f"{typed(name, getattr(self, name))}: only for jaxddp.train; start torchrun instead")
         for name in ONLY_JAXDDP:

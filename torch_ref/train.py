@@ -19,7 +19,7 @@ if __name__ == "__main__":
     PROG = "python -m torch_ref.train"
     with cli.one_line_errors(show_traceback=False):
         check_address_space(LEAST_FOR_TORCH)  # before torch is imported
-        if not {*cli.HELP}.isdisjoint(sys.argv):
+        if cli.asks_for_help(sys.argv):
             cli.program_and_flags(sys.argv[1:], TorchTrainerConfig, PROG)  # prints the help, and exits
         import torch
 

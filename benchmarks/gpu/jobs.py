@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxddp.config.options import Platform
+
 LR = 1e-4
 FLOPS = "flops"  # the row with the operations of the jobs' models
 
@@ -86,6 +88,6 @@ def row_name(job: str, contender: str) -> str:
     return f"{job}, {contender}"
 
 
-def platform(smoke: bool) -> str:
+def platform(smoke: bool) -> Platform:
     """Return the platform of a measurement."""
     return "cpu" if smoke else "gpu"

@@ -7,6 +7,7 @@ from examples.claims import report
 from examples.ddp_script import measure, script_jax, script_torch
 from examples.ddp_script.problem import TRAIN, Settings
 from jaxddp import cli
+from jaxddp.config.options import Platform
 from jaxddp.data.sampler import epoch_indices, shard_table
 
 
@@ -14,7 +15,7 @@ from jaxddp.data.sampler import epoch_indices, shard_table
 class Options:
     """Compare the DDP script in JAX and in torch, and check its claims."""
 
-    platform: str = "cpu"
+    platform: Platform = "cpu"
     """cpu | gpu; two devices"""
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxddp.config.choices import DTYPES, PLATFORMS
+from jaxddp.config.options import Platform
 from jaxddp.errors import InputError, check_name
 
 Arrays = dict[str, NDArray[Any]]
@@ -24,7 +25,7 @@ class Settings:
 
     devices: int = 2
     """Number of replicas."""
-    platform: str = "cpu"
+    platform: Platform = "cpu"
     """cpu | gpu"""
     epochs: int = 3
     batch_size: int = 2

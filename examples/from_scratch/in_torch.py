@@ -15,6 +15,7 @@ from examples.from_scratch.course import Measured, Side, measure
 from examples.from_scratch.loops import milliseconds
 from examples.from_scratch.problem import CONFIG, TIMED, TIMED_STEPS, Batch, batches
 from examples.from_scratch.skeleton import Place, Skeleton
+from jaxddp.config.options import Platform
 from jaxddp.data import datasets
 from torch_ref import models, optim
 from torch_ref.config import TorchConfig
@@ -130,7 +131,7 @@ def rank_main(world: World, config: TorchConfig) -> dict[str, Any]:
     return {"place": vars(place(world)), "measured": vars(measure(side)), "times": times(world)}
 
 
-def run(platform: str | None) -> tuple[list[Place], Measured, dict[str, float]]:
+def run(platform: Platform | None) -> tuple[list[Place], Measured, dict[str, float]]:
     """Run all steps of the course on two ranks; return their places, and rank 0's measurements and times."""
     ranks = launch(rank_main, replace(CONFIG, platform=platform))
     return [Place(**rank["place"]) for rank in ranks], Measured(**ranks[0]["measured"]), ranks[0]["times"]

@@ -11,6 +11,7 @@ from examples.gradient_averaging.differences import Difference
 from examples.gradient_averaging.problem import PER_REPLICA, parameters
 from jaxddp import cli, prepare
 from jaxddp.config.choices import PLATFORMS
+from jaxddp.config.options import Platform
 from jaxddp.errors import InputError, check_name
 
 SHARES = (4, 8, 16, 32, 64)
@@ -22,7 +23,7 @@ class Options:
 
     devices: tuple[int, ...] = (2, 4)
     """Values of N to try."""
-    platform: str = "cpu"
+    platform: Platform = "cpu"
     """cpu | gpu"""
 
     def __post_init__(self) -> None:

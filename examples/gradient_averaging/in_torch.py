@@ -17,6 +17,7 @@ from examples.gradient_averaging.problem import (
     parameters,
     state_dict,
 )
+from jaxddp.config.options import Platform
 from torch_ref.config import TorchConfig
 from torch_ref.data_parallel import bare, wrap
 from torch_ref.distributed import World
@@ -52,7 +53,7 @@ def _tensors(arrays: Arrays, examples: Arrays, dtype: str) -> tuple[dict[str, Te
     return p, torch.tensor(examples["x"]).long(), torch.tensor(examples["y"]).long()
 
 
-def gradients_of_ranks(size: int, world_size: int, platform: str) -> dict[str, Arrays]:
+def gradients_of_ranks(size: int, world_size: int, platform: Platform) -> dict[str, Arrays]:
     """Compute the gradients that the optimizer receives when ranks share a batch; a single rank runs without DDP.
 
     Args:
@@ -63,8 +64,7 @@ def gradients_of_ranks(size: int, world_size: int, platform: str) -> dict[str, A
     Returns:
         For each of `NORMS`, arrays by torch's names.
     """
-    strategy = "single" if world_size == 1 else "ddp"
-    config = TorchConfig(devices=world_size, platform=platform, strategy=strategy)
+    config = TorchConfig(devices=world_size, platform=platform, strategy="single" if world_size == 1 else "ddp")
     return {norm: _numpy(of_norm) for norm, of_norm in launch(partial(_on_rank, size), config)[0].items()}
 
 

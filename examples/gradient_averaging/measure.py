@@ -12,6 +12,7 @@ from examples.gradient_averaging import in_jax, in_torch, steps
 from examples.gradient_averaging.differences import SUMS_TO_ZERO, Difference, differences, worst
 from examples.gradient_averaging.problem import PER_REPLICA, Arrays, batch, parameters, split, state_dict
 from jaxddp import Replicas
+from jaxddp.config.options import Platform
 
 SAME_DRAWS = 1e-6  # measured: 2.4e-7
 SAME = {"float64": 1e-13, "float32": 1e-4}  # relative to a gradient's largest element; measured: 2e-15, 6e-7
@@ -123,7 +124,7 @@ class Shared:
     process: dict[str, Arrays]
 
 
-def shared(devices: Sequence[jax.Device], platform: str) -> Shared:
+def shared(devices: Sequence[jax.Device], platform: Platform) -> Shared:
     """Differentiate on all devices, and on one.
 
     Args:

@@ -7,6 +7,7 @@ from examples.claims import report
 from examples.ring import tables
 from examples.ring.measured import Results, claims, of_jax, of_torch
 from jaxddp.cli import one_line_errors, parse_plain
+from jaxddp.config.options import Platform
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
@@ -18,7 +19,7 @@ class Options:
 
     replicas: int = 4
     """Number of replicas, 2 to 5."""
-    platform: str = "cpu"
+    platform: Platform = "cpu"
     """cpu | gpu: where the replicas run; gpu needs a GPU for each."""
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from examples.arrays import distance, of_all_ranks
 from examples.claims import Claim
 from examples.ring import in_jax, in_torch
 from examples.ring.inputs import COLLECTIVES, Arrays
+from jaxddp.config.options import Platform
 from jaxddp.distributed.replicas import Replicas
 from torch_ref.config import TorchConfig
 from torch_ref.launch import launch
@@ -21,7 +22,7 @@ def of_jax(replicas: Replicas) -> Results:
     return {"ring": in_jax.ring(replicas), "collectives": in_jax.talk(replicas)}
 
 
-def of_torch(replicas: int, platform: str = "cpu") -> Results:
+def of_torch(replicas: int, platform: Platform = "cpu") -> Results:
     """Run torch's ring and collectives."""
     return of_all_ranks(launch(in_torch.talk, TorchConfig(devices=replicas, platform=platform)))
 

@@ -6,6 +6,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from tyro.conf import FlagCreatePairsOff
 
+from jaxddp.config.options import Platform
 from jaxddp.data.torch_rng import Generator
 from jaxddp.errors import InputError, check_name
 
@@ -66,7 +67,7 @@ class Options(Settings):
 
     devices: int = 2
     """Number of devices that share a batch."""
-    platform: str | None = None
+    platform: Platform | None = None
     """cpu or gpu, for JAX; left out: GPUs if there are enough."""
     framework: str = "both"
     """jax | torch | both."""

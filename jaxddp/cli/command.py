@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from jaxddp.cli.errors import one_line_errors
 from jaxddp.cli.flags import parse_plain, value_of
+from jaxddp.cli.help import HELP, HELP_ALL
 from jaxddp.config import TrainerConfig
 from jaxddp.errors import (
     InputError,
@@ -19,8 +20,6 @@ from jaxddp.tracking.kept_program import check_program, check_resumes, resumed_c
 from jaxddp.tracking.run_folder import CONFIG_FILE
 
 Config = TypeVar("Config", bound=TrainerConfig)
-
-HELP = ("--help", "-h")
 
 
 def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
@@ -57,7 +56,7 @@ def program_of_flags(argv: Sequence[str]) -> tuple[Program, list[str]]:
     Raises:
         InputError: the file cannot be used.
     """
-    place = next((number for number, word in enumerate(argv) if word not in HELP), len(argv))
+    place = next((number for number, word in enumerate(argv) if word not in (*HELP, HELP_ALL)), len(argv))
     first, *rest = argv[place:] or ["-"]
     if first == "-m" and rest:
         return load_program(file_of_module(rest[0])), [*argv[:place], *rest[1:]]

@@ -1,23 +1,27 @@
 """Flags parsed into any dataclass by tyro, whose errors become one line."""
 
-import contextlib
 import dataclasses
 import difflib
 import inspect
-import io
 import itertools
-import re
-from collections.abc import Sequence
-from functools import partial
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import tyro
+from tyro._errors import (  # private, but structured; else the reason would be read out of a drawn box
+    InvalidChoice,
+    MissingArgs,
+    ParseErrorEvent,
+    UnrecognizedArgs,
+    on_parse_error,
+)
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from jaxddp.cli.help import asks_for_help, metavar, print_help, view
 from jaxddp.config.checks import flag
-from jaxddp.config.kinds import restored
-from jaxddp.errors import InputError
+from jaxddp.config.hints import OTHER_TRAINERS, VALUES
+from jaxddp.config.kinds import choices_of
+from jaxddp.errors import InputError, name_error
 
 Options = TypeVar("Options")  # a dataclass
 REGISTRY = ConstructorRegistry()
@@ -37,15 +41,7 @@ def parse_plain(config_class: type[Options], argv: Sequence[str], prog: str, def
     >>> parse_plain(dataclasses.make_dataclass("Options", [("steps", int, 10)]), ["--steps", "3"], "prog").steps
     3
     """
-    kinds: Any = config_class
-    switches = [flag(f"no_{f.name}") for f in dataclasses.fields(kinds) if f.type == bool | str]
-    argv = [part for word in argv for part in ([f"--{word[5:]}", "False"] if word in switches else [word])]
-    if default is None or not (groups := _groups(config_class)):
-        return _parsed(config_class, config_class, argv, prog, **({} if default is None else {"default": default}))
-    boxes = _parsed(_boxes(config_class, groups, default), config_class, argv, prog)
-    return config_class(
-        **{f.name: getattr(box, f.name) for box in vars(boxes).values() for f in dataclasses.fields(box) if f.init}
-    )
+    return config_class(**_parsed(config_class, argv, prog, default))
 
 
 def parse_known(config_class: type[Options], argv: Sequence[str], prog: str) -> tuple[Options, list[str]]:
@@ -57,53 +53,46 @@ def parse_known(config_class: type[Options], argv: Sequence[str], prog: str) -> 
     >>> parse_known(dataclasses.make_dataclass("Options", [("steps", int, 10)]), ["--lr", "1", "--steps", "3"], "prog")
     (Options(steps=3), ['--lr', '1'])
     """
-    return _parsed(config_class, config_class, argv, prog, return_unknown_args=True)
+    unknown: list[str] = []
+    options = config_class(**_parsed(config_class, argv, prog, unknown=unknown))
+    return options, unknown
 
 
-def _parsed(kind: Any, config_class: type, argv: Sequence[str], prog: str, **options: Any) -> Any:
-    """Call tyro on `kind`, which has the flags of `config_class`; turn its errors into one line."""
-    output = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(output):
-            return tyro.cli(kind, args=list(argv), prog=prog, registry=REGISTRY, **options)
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise InputError(_explain(output.getvalue(), config_class)) from None
+def _parsed(
+    config_class: Any, argv: Sequence[str], prog: str, default: Any = None, unknown: list[str] | None = None
+) -> dict[str, Any]:
+    """Return the values of the fields; tyro's errors become one line.
+
+    Args:
+        unknown: gets the words that are no flags of `config_class`; None: they are errors.
+    """
+    if asks_for_help(argv):
+        print_help(config_class, _groups(config_class), argv, prog, default, registry=REGISTRY)
+    fields = [f.name for f in dataclasses.fields(config_class) if f.init]
+    switches = [flag(f"no_{f.name}") for f in dataclasses.fields(config_class) if f.type == bool | str]
+    argv = [part for word in argv for part in ([f"--{word[5:]}", "False"] if word in switches else [word])]
+
+    def refuse(event: ParseErrorEvent) -> None:
+        raise InputError(_reason(event, argv, config_class))
+
+    kind = view(config_class, default or config_class, fields)
+    with on_parse_error(refuse):
+        if unknown is None:
+            parsed = tyro.cli(kind, args=argv, prog=prog, registry=REGISTRY)
+        else:
+            parsed, others = tyro.cli(kind, args=argv, prog=prog, registry=REGISTRY, return_unknown_args=True)
+            unknown += others
+    return {name: getattr(parsed, name) for name in fields}
 
 
-def _groups(config_class: type) -> list[type]:
-    """Return the base dataclasses that declare the fields of `config_class`, one per group of the help."""
-    bases = [kind for kind in reversed(config_class.__mro__[1:]) if dataclasses.is_dataclass(kind)]
-    options = getattr(config_class, "OPTIONS", None)  # those of a run file
-    if options is not None:  # without what it computes of them, which would be given as a flag
-        options = type(options.__name__, (options,), {"__doc__": options.__doc__, "__post_init__": lambda *_: None})
+def _groups(config_class: Any) -> dict[str, type]:
+    """Return the dataclasses that declare the fields of `config_class` by their titles, one per group of the help."""
+    bases: list[Any] = [kind for kind in reversed(config_class.__mro__[1:]) if dataclasses.is_dataclass(kind)]
     fields = {field.name for field in dataclasses.fields(config_class)}
-    declaring = [kind for kind in bases if fields & inspect.get_annotations(kind).keys()]
-    return [*([] if options is None else [options]), *declaring]
-
-
-def _boxes(config_class: type, groups: Sequence[type], default: Any) -> Any:
-    """Return a dataclass with one field per group, which tyro shows as one box each in the help."""
-
-    def box(group: type) -> tuple[str, type, Any]:
-        kinds = get_type_hints(group)
-        values = {
-            f.name: restored(getattr(default, f.name), kinds[f.name]) for f in dataclasses.fields(group) if f.init
-        }
-        return _title(config_class, group), group, dataclasses.field(default_factory=partial(group, **values))
-
-    boxes: Any = dataclasses.make_dataclass(config_class.__name__, map(box, groups))
-    boxes.__doc__ = config_class.__doc__
-    return tyro.conf.configure(tyro.conf.OmitArgPrefixes)(boxes)
-
-
-def _title(config_class: type, group: type) -> str:
-    """Return the title of a group in the help: that of a run file's options is the file's name."""
-    program = getattr(config_class, "PROGRAM", None)
-    if program is not None and program.options is not None and issubclass(group, program.options):
-        return program.stem
-    return group.__name__.lower()
+    groups = {kind.__name__.lower(): kind for kind in bases if fields & inspect.get_annotations(kind).keys()}
+    if (options := getattr(config_class, "OPTIONS", None)) is not None:
+        groups = {config_class.PROGRAM.stem: options, **groups}
+    return groups or {"options": config_class}
 
 
 def value_of(name: str, argv: Sequence[str]) -> str | None:
@@ -131,57 +120,44 @@ def _switch_or_name(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     )
 
 
-@REGISTRY.primitive_rule
-def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Show `float | None` as FLOAT in the help; the word None still gives None."""
-    kinds = set(get_args(info.type)) - {NoneType}
-    if not {NoneType} < set(get_args(info.type)) or len(kinds) != 1 or not kinds <= {int, float, str}:
-        return None
-    kind = kinds.pop()
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=kind.__name__.upper(),
-        instance_from_str=lambda words: None if words == ["None"] else kind(*words),
-        is_instance=lambda value: value is None or isinstance(value, kind),
-        str_from_instance=lambda value: [str(value)],
-    )
+def _reason(event: ParseErrorEvent, argv: Sequence[str], config_class: type) -> str:
+    """Return in a line why tyro refuses a command line."""
+    if isinstance(event, MissingArgs):
+        return f"{', '.join(_name(missing.arg) for missing in event.missing_arguments)}: missing; see --help"
+    if isinstance(event, UnrecognizedArgs):
+        return _unknown(event.tokens[0].partition("=")[0], config_class)
+    argument: Any = getattr(event, "argument", None)
+    if argument is None:
+        return " ".join(f"{getattr(event, 'message', type(event).__name__)}".split())
+    name, kind = _name(argument), argument.field.type
+    if isinstance(event, InvalidChoice):
+        known = [f"{choice}" for choice in choices_of(kind)]
+        return name_error(name, event.value, known, VALUES.get(argument.field.intern_name, {}))
+    given, expected = " ".join(_words_after(name, argv)), metavar(kind) or argument.lowered.metavar
+    return f"{name} {given}: expected {expected}" if given else f"{name}: needs a value, {expected}"
 
 
-def _explain(boxed: str, config_class: type) -> str:
-    """Condense tyro's error message, a box of several lines, to one line."""
-    message = _unboxed(boxed)
-    if match := re.match(r"Missing from .*?: (.*)", message):
-        names = [argument.split()[0] for argument in match[1].split("(required)") if argument.strip()]
-        return f"{', '.join(names)}: missing; see --help"
-    if match := re.match(r"Unrecognized options: ([^- ]\S*)", message):
-        return f"{match[1]}: unexpected argument; see --help"
-    if match := re.match(r"Unrecognized options: (-[^ ,=]+)", message):
-        # A field that is spelt right and unknown is a positional argument.
-        known = {flag(field.name) for field in dataclasses.fields(config_class)} - {match[1]}
-        near = difflib.get_close_matches(match[1], known, n=1)
-        return f"{match[1]}: unknown flag" + (f"; did you mean {near[0]}?" if near else "; see --help")
-    if match := re.match(r"Error parsing (--\S+): no type matching (.+) could be instantiated from \[(.*?)\]", message):
-        value = " ".join(word.strip("', ") for word in match[3].split(","))
-        kind = re.sub(r"^{\[?(.*?)\]?}$", r"\1", match[2].replace("{None}|", ""))
-        return f"{match[1]} {value}: expected {kind}"
-    if match := re.match(r"Error parsing (--\S+): invalid literal for int\(\) with base 10: '(.*)'", message):
-        return f"{match[1]} {match[2]}: expected INT"
-    if match := re.match(r"Error parsing (--\S+): could not convert string to float: '(.*)'", message):
-        return f"{match[1]} {match[2]}: expected FLOAT"
-    return re.sub(r"^Error parsing \w+: ", "", message)
+def _name(argument: Any) -> str:
+    """Return the name of a flag, or the placeholder of a positional argument."""
+    return argument.lowered.metavar if argument.is_positional() else argument.lowered.name_or_flags[-1]
 
 
-def _unboxed(boxed: str) -> str:
-    """Return the text between the title and the first rule of a box, on one line."""
-    titled = False
-    lines: list[str] = []
-    for line in boxed.splitlines():
-        text = line.strip("│╭╮╰╯ ")
-        is_rule = bool(text) and set(text) <= set("─-")  # "-" where the terminal has no other
-        if is_rule and titled:
-            break
-        if is_rule or line.startswith("╭"):
-            lines, titled = [], True
-        elif text:
-            lines.append(text)
-    return " ".join(lines)
+def _unknown(word: str, config_class: type) -> str:
+    """Return the error about a word that is no flag, with the flag that may be meant."""
+    if not word.startswith("-"):
+        return f"{word}: unexpected argument; see --help"
+    fields = {f.name for f in dataclasses.fields(config_class)}
+    if (meant := OTHER_TRAINERS.get(word)) is not None and meant.split()[0][2:].replace("-", "_") in fields:
+        return f"{word}: unknown flag; it is {meant} here"
+    # A field that is spelt right and unknown is a positional argument.
+    near = difflib.get_close_matches(word, {flag(name) for name in fields} - {word}, n=1)
+    return f"{word}: unknown flag" + (f"; did you mean {near[0]}?" if near else "; see --help")
+
+
+def _words_after(name: str, argv: Sequence[str]) -> Iterator[str]:
+    """Yield the words that a flag was given, in its last use."""
+    place = max(number for number, word in enumerate(argv) if word.partition("=")[0] == name)
+    if "=" in argv[place]:
+        yield argv[place].partition("=")[2]
+        return
+    yield from itertools.takewhile(lambda word: not word.startswith("--"), argv[place + 1 :])

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from jaxddp.config.choices import BELONGS_TO, NAMED, NEEDED_BY_SCHEDULE, POWER_SGD, TRACKERS
+from jaxddp.config.hints import VALUES
 from jaxddp.config.options import BuiltInOptions, TrainerOptions
 from jaxddp.config.period import Period
 from jaxddp.config.ranges import RANGES, check_range
@@ -28,7 +29,7 @@ def check_names(config: TrainerOptions) -> None:
     """Raise `InputError` unless each named choice is known."""
     for name, known in NAMED.items():
         if is_flag(config, name) and (value := getattr(config, name)) is not None:
-            check_name(flag(name), value, known)
+            check_name(flag(name), value, known, VALUES.get(name, {}))
 
 
 def check_ranges(config: TrainerOptions) -> None:

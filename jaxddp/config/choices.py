@@ -1,39 +1,29 @@
 """Values of the named options of a training run, and the choices that each option belongs to."""
 
-MODELS = ("linear", "mlp", "char_mlp", "convnet")
-DATASETS = ("digits", "linear", "names", "npz")
-BASIC_OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")  # with which every model is compared
-OPTIMIZERS = (*BASIC_OPTIMIZERS, "adadelta", "adamax", "asgd", "nadam", "radam", "rprop")
-SCHEDULES = (
-    *("constant", "step", "multi_step", "constant_factor", "linear", "exponential", "polynomial", "cosine"),
-    *("cosine_restarts", "cyclic", "one_cycle", "warmup_cosine", "plateau"),
-)
-OVER_ALL_STEPS = ("warmup_cosine", "one_cycle")  # schedules that depend on the number of epochs
-CYCLIC_MODES = ("triangular", "triangular2", "exp_range")
-THRESHOLD_MODES = ("rel", "abs")
-BEST_MODES = ("min", "max")
-TRACKERS = ("tensorboard", "wandb", "mlflow")
-LOSS_NORMALIZATIONS = ("ddp", "global")
-LR_SCALINGS = ("none", "linear", "sqrt")
-BUFFERS = ("rank0", "mean", "local")
-GRADIENT_STAGES = ("local", "mean")
-DROPOUT_MASKS = ("replica", "shared", "example")
-POWER_SGD = ("powerSGD", "batched_powerSGD")
-COMM_HOOKS = ("allreduce", "bf16_compress", "fp16_compress", *POWER_SGD)
-DTYPES = ("float32", "float64")
-AMP = ("none", "bf16", "fp16")
-PLATFORMS = ("cpu", "gpu")
-ON_NAN = ("stop", "skip", "rollback")
-ON_DRIFT = ("stop", "repair")
+from typing import Any, get_args, get_type_hints
+
+from jaxddp.config.kinds import choices_of, without_choices
+from jaxddp.config.optimization import BasicOptimizer
+from jaxddp.config.options import BuiltInOptions, TrainerOptions
 
 # Option -> its choices, checked in this order.
+KINDS = get_type_hints(BuiltInOptions) | get_type_hints(TrainerOptions)
 NAMED: dict[str, tuple[str, ...]] = {
-    **{"model": MODELS, "dataset": DATASETS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES},
-    **{"loss_normalization": LOSS_NORMALIZATIONS, "lr_scaling": LR_SCALINGS, "buffers": BUFFERS},
-    **{"dropout_masks": DROPOUT_MASKS, "comm_hook": COMM_HOOKS, "dtype": DTYPES, "amp": AMP},
-    **{"cyclic_mode": CYCLIC_MODES, "threshold_mode": THRESHOLD_MODES, "best_mode": BEST_MODES},
-    **{"on_nan": ON_NAN, "on_drift": ON_DRIFT, "platform": PLATFORMS},
+    name: choices_of(KINDS[name])
+    for name in (
+        *("model", "dataset", "optimizer", "schedule", "loss_normalization", "lr_scaling", "buffers", "dropout_masks"),
+        *("comm_hook", "dtype", "amp", "cyclic_mode", "threshold_mode", "best_mode", "on_nan", "on_drift", "platform"),
+    )
 }
+MODELS, DATASETS, OPTIMIZERS, SCHEDULES = (NAMED[name] for name in ("model", "dataset", "optimizer", "schedule"))
+LOSS_NORMALIZATIONS, BUFFERS = NAMED["loss_normalization"], NAMED["buffers"]
+DROPOUT_MASKS, COMM_HOOKS, DTYPES, AMP = (NAMED[name] for name in ("dropout_masks", "comm_hook", "dtype", "amp"))
+PLATFORMS = NAMED["platform"]
+TRACKERS = choices_of(KINDS["track"])
+BASIC_OPTIMIZERS = get_args(BasicOptimizer)
+OVER_ALL_STEPS = ("warmup_cosine", "one_cycle")  # schedules that depend on the number of epochs
+GRADIENT_STAGES = ("local", "mean")
+POWER_SGD = ("powerSGD", "batched_powerSGD")
 
 IGNORE_INDEX = -100  # label without a loss, torch's default in cross_entropy
 # Before the name of a metric that is averaged over another number of elements than the loss.
@@ -132,3 +122,13 @@ FREE_ON_RESUME = (
     *("keep_best", "log_every", "log_gradients", "detect_anomaly", "remat", "evaluate_every", "track"),
     *("early_stopping_patience", "callback_every"),
 )
+
+
+def flag_kinds(config_class: type) -> dict[str, Any]:
+    """Return the types of a configuration's fields; where a name is chosen, `check_names` says which one is near.
+
+    >>> flag_kinds(TrainerOptions)["amp"], flag_kinds(TrainerOptions)["lr"]
+    (<class 'str'>, typing.Optional[float])
+    """
+    kinds = get_type_hints(config_class)
+    return {name: without_choices(kind) if KINDS.get(name) == kind else kind for name, kind in kinds.items()}

@@ -6,7 +6,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from jaxddp.config.checks import (
     check_built_in,
@@ -39,11 +39,15 @@ from jaxddp.errors import InputError
 
 @dataclass(frozen=True)
 class TrainerConfig(TrainerOptions):
-    """Data-parallel training: one replica of the model per device, gradients averaged.
+    """Train with one replica of the model per device, and average the gradients.
 
-    Optimizer options default to PyTorch's. jaxddp.train and torch_ref.train take the same flags.
-    --traceback shows where in the code an error was raised.
+    Optimizer options default to PyTorch's. --traceback shows where in the code an error was raised.
     """
+
+    COMMON: ClassVar[tuple[str, ...]] = (
+        *("model", "dataset", "optimizer", "lr", "weight_decay", "schedule", "epochs", "global_batch_size"),
+        *("accumulation_steps", "clip_grad_norm", "amp", "devices", "seed", "weights", "output", "resume"),
+    )
 
     def __post_init__(self) -> None:
         check_names(self)
@@ -224,11 +228,11 @@ class TrainerConfig(TrainerOptions):
 
 @dataclass(frozen=True)
 class TrainConfig(TrainerConfig, BuiltInOptions):
-    """Data-parallel training: one replica of the model per device, gradients averaged.
+    """Train with one replica of the model per device, and average the gradients.
 
-    RUN.py, as the first argument, trains your program: `--help RUN.py` shows its options; docs/run.md has an example.
-    Optimizer options default to PyTorch's. jaxddp.train and torch_ref.train take the same flags.
-    --traceback shows where in the code an error was raised.
+    PROGRAM.py, as the first argument, is your own model and data; --help after it shows its options too. Without it, a
+    classifier of handwritten digits is trained. Optimizer options default to PyTorch's. --traceback shows where in the
+    code an error was raised.
     """
 
     def __post_init__(self) -> None:

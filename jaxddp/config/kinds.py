@@ -64,6 +64,29 @@ def restored(value: Any, kind: Any) -> Any:
     return Path(value) if kind is Path else value
 
 
+def choices_of(kind: Any) -> tuple[str, ...]:
+    """Return the names that a kind lets one choose from; (): any.
+
+    >>> choices_of(Literal["cpu", "gpu"] | None), choices_of(tuple[Literal["a", "b"], ...]), choices_of(int | str)
+    (('cpu', 'gpu'), ('a', 'b'), ())
+    """
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return next((choices for part in get_args(kind) if (choices := choices_of(part))), ())
+
+
+def without_choices(kind: Any) -> Any:
+    """Return a kind with text in place of a choice of names.
+
+    >>> without_choices(Literal["cpu", "gpu"] | None), without_choices(tuple[Literal["a", "b"], ...])
+    (typing.Optional[str], tuple[str, ...])
+    """
+    if get_origin(kind) is Literal:
+        return str
+    parts = tuple(without_choices(part) for part in get_args(kind))
+    return (Union if get_origin(kind) in UNIONS else get_origin(kind))[parts] if parts else kind
+
+
 def described(kind: Any) -> str:
     """Return the name of a kind in error messages.
 

@@ -1,20 +1,26 @@
 """Options of the optimizer and of its learning-rate schedule: one field per flag, as in `jaxddp.config.options`."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+BasicOptimizer = Literal["sgd", "adam", "adamw", "adagrad", "rmsprop"]  # with which every model is compared
+FurtherOptimizer = Literal["adadelta", "adamax", "asgd", "nadam", "radam", "rprop"]
+FactorSchedule = Literal["constant", "step", "multi_step", "constant_factor", "linear", "exponential", "polynomial"]
+CyclicSchedule = Literal["cosine", "cosine_restarts", "cyclic", "one_cycle", "warmup_cosine"]
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Optimizer, with torch's options. None: torch's default."""
+    """Optimizer, with torch's options. None: torch's."""
 
-    optimizer: str = "adam"
-    """sgd | adam | adamw | adagrad | rmsprop | adadelta | adamax | asgd | nadam | radam | rprop."""
+    optimizer: Literal[BasicOptimizer, FurtherOptimizer] = "adam"
+    """Rule of the updates."""
     lr: float | None = None
-    """Learning rate; rprop: size of the first step."""
+    """Learning rate; rprop: size of the first step. None: the optimizer's own, adam 0.001."""
     maximize: bool = False
-    """Go uphill."""
-    lr_scaling: str = "none"
-    """none | linear | sqrt: multiply the learning rate by 1, the world size, or its square root."""
+    """Maximize the loss instead of minimizing it."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """Multiply the learning rate by 1, by the world size, or by its square root."""
     momentum: float | None = None
     """sgd, rmsprop: momentum factor."""
     dampening: float | None = None
@@ -57,9 +63,8 @@ class Optimizer:
 class Schedule:
     """Learning-rate schedule, in optimizer steps."""
 
-    schedule: str = "constant"
-    """constant | step | multi_step | constant_factor | linear | exponential | polynomial | cosine | cosine_restarts |
-    cyclic | one_cycle | warmup_cosine | plateau."""
+    schedule: Literal[FactorSchedule, CyclicSchedule, "plateau"] = "constant"
+    """How the learning rate changes."""
     step_size: int = 100
     """step: optimizer steps between decays."""
     milestones: tuple[int, ...] = ()
@@ -79,7 +84,7 @@ class Schedule:
     t_max: int | None = None
     """cosine: optimizer steps to --min-lr, after which the rate rises again. None: those of the run."""
     t_0: int | None = None
-    """cosine_restarts: optimizer steps to the first restart."""
+    """cosine_restarts: optimizer steps to the first restart. None: must be given."""
     t_mult: int = 1
     """cosine_restarts: factor by which each cycle is longer than the one before."""
     warmup_steps: int = 0
@@ -87,13 +92,13 @@ class Schedule:
     min_lr: float = 0.0
     """cosine, cosine_restarts, warmup_cosine: learning rate at the end (torch's eta_min); plateau: the least."""
     max_lr: float | None = None
-    """cyclic: highest learning rate; --lr is the lowest."""
+    """cyclic: highest learning rate; --lr is the lowest. None: must be given."""
     step_size_up: int = 2000
     """cyclic: optimizer steps of a rise."""
     step_size_down: int | None = None
     """cyclic: optimizer steps of a fall. None: --step-size-up."""
-    cyclic_mode: str = "triangular"
-    """cyclic: triangular | triangular2 | exp_range: torch's mode: cycles alike, each half as high, or by --gamma."""
+    cyclic_mode: Literal["triangular", "triangular2", "exp_range"] = "triangular"
+    """cyclic: cycles alike, each half as high as the one before, or by --gamma (torch's mode)."""
     cycle_momentum: bool = True
     """cyclic, one_cycle: cycle the momentum (Adam: beta1) inversely to the learning rate, as torch does."""
     pct_start: float = 0.3
@@ -106,11 +111,11 @@ class Schedule:
     """plateau: tests without a better --best-metric that the learning rate waits for."""
     threshold: float = 1e-4
     """plateau: least improvement that counts."""
-    threshold_mode: str = "rel"
-    """plateau: rel | abs: --threshold is a share of the best value, or a difference."""
+    threshold_mode: Literal["rel", "abs"] = "rel"
+    """plateau: whether --threshold is a share of the best value, or a difference."""
     cooldown: int = 0
     """plateau: tests after a reduction that count neither way."""
     swa_lr: float | None = None
-    """Learning rate to which --swa-start goes from the one reached by then. None: the schedule goes on."""
+    """Learning rate to which --swa-start goes from the one reached by then. None: the schedule continues."""
     anneal_epochs: int = 10
     """Epochs until --swa-lr is reached, along half a cosine."""

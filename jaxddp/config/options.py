@@ -4,18 +4,22 @@
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from jaxddp.config.optimization import Optimizer, Schedule
+
+Platform = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True)
 class Data:
     """Training and test data."""
 
-    dataset: str = "digits"
-    """digits | linear | names | npz: handwritten digits, a synthetic linear problem, first names, or your arrays."""
+    dataset: Literal["digits", "linear", "names", "npz"] = "digits"
+    """Handwritten digits, a synthetic linear problem, first names, or your arrays."""
     data_path: str | None = None
-    """names: text file with one name per line. npz: file with x_train, y_train, x_test, y_test."""
+    """names: text file with one name per line. npz: file with x_train, y_train, x_test, y_test. None: names has a list
+    of its own."""
     num_examples: int = 1000
     """linear: number of training examples."""
     num_features: int = 10
@@ -30,8 +34,8 @@ class Data:
 class Model:
     """Model."""
 
-    model: str = "mlp"
-    """linear | mlp | char_mlp | convnet."""
+    model: Literal["linear", "mlp", "char_mlp", "convnet"] = "mlp"
+    """Model to train."""
     hidden_sizes: tuple[int, ...] | None = None
     """Widths of the hidden layers; convnet: channels. None: mlp 128 128, char_mlp 64, convnet 16 32."""
     embedding_size: int = 10
@@ -49,11 +53,12 @@ class Parameters:
     weights: str | None = None
     """Initial weights from a .safetensors file with torch's tensor names. None: the model's."""
     weights_partial: str | None = None
-    """As --weights, but loads the tensors that fit by name and shape; a line lists what is left out on either side."""
+    """Like --weights, but loads the tensors that fit by name and shape; a line lists what is left out on either side.
+    None: the model's."""
     freeze: tuple[str, ...] = ()
     """Freeze the parameters whose torch names match a pattern: 'layers.0.*' '*.bias'."""
-    dropout_masks: str = "replica"
-    """replica | shared | example: masks per replica, the same for all, or per example at any world size."""
+    dropout_masks: Literal["replica", "shared", "example"] = "replica"
+    """Dropout masks per replica, the same for all replicas, or per example at any world size."""
     sync_batch_norm: bool = False
     """Compute BatchNorm statistics over all replicas instead of per replica."""
 
@@ -68,19 +73,19 @@ class Step:
     """Examples per optimizer step over all replicas; a multiple of world size x accumulation steps."""
     accumulation_steps: int = 1
     """Micro-batches per replica and optimizer step, with one all-reduce."""
-    loss_normalization: str = "ddp"
-    """ddp | global: mean of the replicas' mean losses, as in torch DDP, or mean over all valid elements."""
+    loss_normalization: Literal["ddp", "global"] = "ddp"
+    """Mean of the replicas' mean losses, like torch DDP, or mean over all valid elements."""
     clip_grad_norm: float | None = None
     """Maximum global norm of the averaged gradient. None: no clipping."""
     clip_grad_value: float | None = None
     """Largest absolute value of an element of the averaged gradient. None: no clipping."""
     remat: bool = False
-    """Keep the results of products and convolutions alone for the backward pass, and compute the rest again there."""
+    """Keep only the results of matrix products and convolutions for the backward pass, which recomputes the rest."""
     ema_decay: float | None = None
     """Decay of an exponential moving average of the parameters, also evaluated and saved. None: no average."""
     swa_start: int | None = None
     """Stochastic weight averaging: epochs before the first one whose parameters are averaged; the average is also
-    tested, with BatchNorm statistics of its own, and saved. None: off."""
+    tested, with its own BatchNorm statistics, and saved. None: off."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class OrderOptions:
     """Order of the examples and their distribution over the replicas."""
 
     shuffle: bool | str = True
-    """Reshuffle the training set every epoch, as torch does; index: in an order that takes no memory; --no-shuffle."""
+    """Reshuffle the training set every epoch, like torch; index: in an order that takes no memory; --no-shuffle."""
     seed: int = 0
     """Seed of the initial weights and the sample order; both equal torch's for the same seed."""
     drop_last: bool = False
@@ -100,9 +105,9 @@ class OrderOptions:
     divide_by_initial_world_size: bool = True
     """join: average over all replicas instead of those that still have examples."""
     steps_per_epoch: int | None = None
-    """Optimizer steps per epoch, if the training examples are a stream, which is needed there."""
+    """Optimizer steps per epoch; a stream of training examples needs it. None: as many as the data has."""
     data_workers: int = 0
-    """Processes that read, augment and collate the examples. 0: the one that trains."""
+    """Processes that read, augment and collate the examples. 0: the training process does."""
     verify_data: bool = False
     """Compare all contents of mapped files with those that a resumed run started with, instead of samples of them."""
     print_shards: bool = False
@@ -113,10 +118,10 @@ class OrderOptions:
 class Communication:
     """Communication between replicas."""
 
-    buffers: str = "rank0"
-    """rank0 | mean | local: keep rank 0's BatchNorm statistics, as DDP does, their mean, or each replica's."""
-    comm_hook: str = "allreduce"
-    """allreduce | bf16_compress | fp16_compress | powerSGD | batched_powerSGD: how gradients are averaged."""
+    buffers: Literal["rank0", "mean", "local"] = "rank0"
+    """Keep rank 0's BatchNorm statistics, like DDP, their mean, or each replica's."""
+    comm_hook: Literal["allreduce", "bf16_compress", "fp16_compress", "powerSGD", "batched_powerSGD"] = "allreduce"
+    """How gradients are averaged."""
     matrix_approximation_rank: int = 1
     """powerSGD, batched_powerSGD: rank of the approximation."""
     start_power_sgd_iter: int = 1000
@@ -139,10 +144,10 @@ class Communication:
 class Precision:
     """Floating-point precision."""
 
-    dtype: str = "float32"
-    """float32 | float64: type of inputs, parameters and optimizer state."""
-    amp: str = "none"
-    """none | bf16 | fp16: type of matrix products and convolutions; the rest stays in float32."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Type of inputs, parameters and optimizer state."""
+    amp: Literal["none", "bf16", "fp16"] = "none"
+    """Type of matrix products and convolutions; the rest stays in float32."""
     init_scale: float = 65536.0
     """fp16: initial loss scale."""
     growth_factor: float = 2.0
@@ -159,19 +164,19 @@ class Devices:
 
     devices: int | None = None
     """Number of replicas over all processes, one per device. None: all GPUs, or 2 CPU devices."""
-    platform: str | None = None
-    """cpu | gpu. None: GPUs if there are any."""
+    platform: Platform | None = None
+    """Kind of devices. None: gpu if there are any."""
     steps_per_dispatch: int | None = None
-    """Optimizer steps per call of the compiled program; jaxddp only. None: up to 32. On CPU convnets take 1."""
+    """Optimizer steps per call of the compiled program; a convnet on CPU takes 1. None: up to 32."""
     stall_timeout: float = 600.0
-    """Seconds after which a step, batch, test or checkpoint that has not ended ends the run; jaxddp only. 0: never."""
+    """Seconds after which a step, batch, test or checkpoint that has not ended ends the run. 0: never."""
     verify_every: int = 1000
     """Optimizer steps between checks that all replicas are identical. 0: only at start and end."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Several processes of one run; jaxddp only. torchrun, srun, mpirun and JAX's variables need no flags."""
+    """Several processes of one run. torchrun, srun, mpirun and JAX's variables need no flags."""
 
     coordinator: str | None = None
     """HOST:PORT on the machine of process 0; the port after it must be free too. None: as the launcher says."""
@@ -190,32 +195,33 @@ class Output:
     output: str | None = None
     """Run folder for config, metrics, curves, weights and checkpoints. None: nothing is saved."""
     resume: str | None = None
-    """Continue the run in this folder; further flags override its config, except for model, data and order."""
+    """Continue the run in this folder; further flags override its config, except for model, data and order. None: a new
+    run."""
     checkpoint_every: int | str = 5
-    """Time between checkpoints: 5 or 5epochs; 200steps, 10minutes: jaxddp only. 0: only at the end."""
+    """Time between checkpoints: 5 or 5epochs; 200steps, 10minutes (jaxddp only). 0: only at the end."""
     keep_checkpoints: int = 2
-    """Number of newest checkpoints to keep; jaxddp only."""
+    """Number of newest checkpoints to keep."""
     keep_best: bool = False
     """Save the weights with the best --best-metric at a checkpoint too; jaxddp.train keeps that checkpoint."""
     best_metric: str = "loss"
     """Metric of the test by which --keep-best, --early-stopping-patience and --schedule plateau judge."""
-    best_mode: str = "min"
-    """min | max: direction in which --best-metric improves."""
+    best_mode: Literal["min", "max"] = "min"
+    """Direction in which --best-metric improves."""
     evaluate_every: int | str = 1
     """Time between tests: 1 or 1epoch; 200steps."""
     callback_every: int = 100
     """Optimizer steps between calls of a run file's on_step_end."""
     early_stopping_patience: int | None = None
     """End the run after this many tests without a better --best-metric. None: never."""
-    track: tuple[str, ...] = ("tensorboard",)
-    """tensorboard | wandb | mlflow: where metrics go beside metrics.jsonl, in a run with --output."""
-    on_nan: str = "stop"
-    """stop | skip | rollback: end the run, skip the update, or go back to a checkpoint; jaxddp only, but for stop."""
-    on_drift: str = "stop"
-    """stop | repair: end the run if replicas differ, or go on from the majority of them; jaxddp only, but for stop."""
+    track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
+    """Where metrics go in addition to metrics.jsonl, in a run with --output."""
+    on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    """If the loss is not finite, end the run, skip the update, or go back to a checkpoint (jaxddp only)."""
+    on_drift: Literal["stop", "repair"] = "stop"
+    """If replicas differ, end the run, or continue from the majority of them (jaxddp only)."""
     log_every: int | None = None
-    """Optimizer steps between logged steps; epochs are all logged. None: 1 for the first 400, 2 until step
-    800, 4 until 1,600, ...: at most 5,000 in a run."""
+    """Optimizer steps between logged steps; epochs are all logged. None: 1 until step 400, 2 until 800, 4 until
+    1,600, ...: at most 5,000 in a run."""
     log_gradients: tuple[str, ...] = ()
     """Log gradients of the parameters whose torch names match a pattern: norms per logged step,
     histograms of at most 250 epochs."""

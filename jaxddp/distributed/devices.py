@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import jax
 
 from jaxddp.config.choices import DEFAULT_CPU_DEVICES, MOST_CPU_DEVICES
+from jaxddp.config.options import Platform
 from jaxddp.config.ranges import check_range
 from jaxddp.config.ulimits import LEAST_FOR_JAX, PER_THREAD, check_address_space
 from jaxddp.distributed.cluster import Cluster
@@ -22,7 +23,7 @@ NO_BACKEND = (RuntimeError, AssertionError)  # of jax; the second if JAX_PLATFOR
 
 
 def prepare(
-    devices: int | None = None, platform: str | None = None, cluster: Cluster | None = None
+    devices: int | None = None, platform: Platform | None = None, cluster: Cluster | None = None
 ) -> list[jax.Device]:
     """Start jax for a data-parallel run and return its devices, one per replica.
 

@@ -20,6 +20,7 @@ from tyro.conf import Positional, arg
 
 from jaxddp import cli
 from jaxddp.cli.flags import parse_known, parse_plain
+from jaxddp.config.options import Platform
 from jaxddp.errors import InputError, check_name, on_one_line
 from jaxddp.files import check_files, write_atomically
 from jaxddp.parity.findings import EXIT_CODES, Problem
@@ -72,9 +73,9 @@ class CheckOptions:
     """Write all findings to this JSON file."""
     report: Path | None = None
     """Write the report to this file, as a self-contained HTML page with plots."""
-    platform: str | None = None
+    platform: Platform | None = None
     """cpu | gpu: platform of the jax side. None: GPUs if there are any."""
-    torch_platform: str = "cpu"
+    torch_platform: Platform = "cpu"
     """cpu | gpu: platform of the torch side; its ranks may share a GPU."""
     num_processes: int = 1
     """Number of processes that share jax's replicas, on CPU devices, as on several machines."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from jaxddp.config.options import Platform
 from jaxddp.errors import InputError, listed
 from jaxddp.parity.cases import Case, PortCase
 from jaxddp.parity.diagnosis.differences import find_differences, unexplained
@@ -39,8 +40,8 @@ def check(
     world_size: int = 2,
     steps: int = 10,
     seed: int = 0,
-    platform: str | None = None,
-    torch_platform: str = "cpu",
+    platform: Platform | None = None,
+    torch_platform: Platform = "cpu",
     timeout: float = 300.0,
     num_processes: int = 1,
     numerics: bool = True,

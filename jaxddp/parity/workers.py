@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from jaxddp.config.options import Platform
 from jaxddp.errors import InputError
 from jaxddp.parity.jax_side.child import JaxChild
 from jaxddp.parity.processes import Child, ChildError, Watch
@@ -33,9 +34,9 @@ class Workers:
     def __init__(
         self,
         world_size: int,
-        platform: str | None = None,
+        platform: Platform | None = None,
         timeout: float = 300.0,
-        torch_platform: str = "cpu",
+        torch_platform: Platform = "cpu",
         processes: int = 1,
     ):
         self._world_size, self._timeout, self._processes = world_size, timeout, processes

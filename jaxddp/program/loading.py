@@ -8,10 +8,10 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any
 
 from jaxddp.config import TrainerConfig
-from jaxddp.config.choices import OPTIMIZER_OPTIONS
+from jaxddp.config.choices import OPTIMIZER_OPTIONS, flag_kinds
 from jaxddp.config.kinds import described, fits, plain
 from jaxddp.config.options import Schedule
 from jaxddp.errors import InputError, shortened
@@ -108,7 +108,7 @@ def _defaults(values: Mapping[str, Any], unused: Mapping[str, bool] | None = Non
     if isinstance(chosen, TrainerConfig):
         names = ("optimizer", *OPTIMIZER_OPTIONS, *(f.name for f in dataclasses.fields(Schedule)))
         given = {n: getattr(chosen, n) for n in names if getattr(chosen, n) != getattr(TrainerConfig, n)}
-    kinds, variables = get_type_hints(TrainerConfig), _variables(values)
+    kinds, variables = flag_kinds(TrainerConfig), _variables(values)
     for name in (f.name for f in dataclasses.fields(TrainerConfig) if f.name in values and f.name not in variables):
         value = plain(values[name])
         is_flag = value is None or type(value) in PLAIN

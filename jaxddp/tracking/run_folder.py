@@ -9,9 +9,10 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from jaxddp.config import TrainerConfig
+from jaxddp.config.choices import flag_kinds
 from jaxddp.config.kinds import fits
 from jaxddp.errors import InputError, listed
 from jaxddp.files import UNFINISHED, read_json, reason_of, write_atomically
@@ -168,7 +169,7 @@ def load_config(folder: Path, config_class: type[Config]) -> Config:
             raise InputError(f"{path}: the run has {', '.join(unknown)}, which is no option of {program.name}")
         raise InputError(f"{path}: not a run's config (unknown: {unknown})")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    kinds = get_type_hints(config_class)
+    kinds = flag_kinds(config_class)
     wrong = [f"{name} is {json.dumps(fields[name])}" for name in values if not fits(values[name], kinds[name])]
     if wrong:
         raise InputError(f"{path}: not a run's config (wrong type: {', '.join(wrong)})")

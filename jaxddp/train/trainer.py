@@ -5,11 +5,12 @@ import dataclasses
 import difflib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jaxddp.config import TrainerConfig
+from jaxddp.config.choices import flag_kinds
 from jaxddp.config.kinds import described, fits, plain
 from jaxddp.data.sampler import shard_table
 from jaxddp.distributed.agreement import check_same, check_sees
@@ -70,7 +71,7 @@ def run(program: Any = None, **flags: Any) -> Result:
     if unknown := sorted(flags.keys() - names):
         near = difflib.get_close_matches(unknown[0], names, n=1)
         raise InputError(f"{unknown[0]}: not an option" + (f"; did you mean {near[0]}?" if near else ""))
-    flags, kinds = {name: plain(value) for name, value in flags.items()}, get_type_hints(type(default))
+    flags, kinds = {name: plain(value) for name, value in flags.items()}, flag_kinds(type(default))
     for name, value in flags.items():
         if not fits(value, kinds[name]):
             raise InputError(f"{name} = {value!r}: must be {described(kinds[name])}")

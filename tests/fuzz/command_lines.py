@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import random
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxddp.config import TrainConfig, choices
 from jaxddp.config.checks import flag
@@ -12,7 +12,7 @@ KINDS = get_type_hints(TrainConfig)
 NAMES = [field.name for field in dataclasses.fields(TrainConfig) if field.name != "resume"]
 WORDS = [
     *(*choices.MODELS, *choices.DATASETS, *choices.OPTIMIZERS, *choices.SCHEDULES, *choices.COMM_HOOKS),
-    *(*choices.DTYPES, *choices.AMP, *choices.PLATFORMS, *choices.BUFFERS, *choices.LR_SCALINGS),
+    *(*choices.DTYPES, *choices.AMP, *choices.PLATFORMS, *choices.BUFFERS, *choices.NAMED["lr_scaling"]),
     *("None", "True", "false", "", " ", "-", "--", "=", "*", "[", "**.weight", "a b", "\0", "\n", "\u202e", "é"),
     *("\udcff", "x" * 5000, "../..", "/dev/null", "/dev/zero", "/proc/self/mem", "~", "$HOME", "%s", "{}", "'", '"'),
 ]
@@ -31,6 +31,8 @@ def value(rng: random.Random, kind: Any) -> Any:
         return rng.choice([None, True, rng.choice(INTEGERS), rng.choice(FLOATS), rng.choice(WORDS), []])
     if get_origin(kind) is tuple:
         return [value(rng, parts[0]) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 40]))]
+    if get_origin(kind) is Literal:
+        return rng.choice(parts)
     if parts:
         return value(rng, rng.choice(parts))
     return {int: rng.choice(INTEGERS), float: rng.choice(FLOATS), bool: rng.random() < 0.5}.get(kind, rng.choice(WORDS))

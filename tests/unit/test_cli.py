@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from tyro.conf import Positional
 
 from jaxddp import cli
 from jaxddp.config import TrainConfig
+from jaxddp.config.choices import NAMED
+from jaxddp.config.hints import OTHER_TRAINERS, VALUES
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.tracking.run_folder import save_config
 from tests.unit.config.test_config import NO_DEFAULT
@@ -43,7 +46,14 @@ def test_flags_become_fields() -> None:
         ("--devices all", "--devices all: expected INT"),
         ("--betas 0.9", "--betas 0.9: expected FLOAT FLOAT"),
         ("--hidden-sizes 8 wide", "--hidden-sizes 8 wide: expected INT [INT ...]"),
-        ("--lr", "Missing value for argument '--lr'. Expected 1 values."),
+        ("--lr", "--lr: needs a value, FLOAT"),
+        ("--devices --lr 1", "--devices: needs a value, INT"),
+        ("--learning-rate 1e-3", "--learning-rate: unknown flag; it is --lr here"),
+        ("--bf16", "--bf16: unknown flag; it is --amp bf16 here"),
+        ("--amp fp32", "--amp fp32: unknown; did you mean none? (one of none, bf16, fp16)"),
+        ("--optimizer AdamW", "--optimizer AdamW: unknown; did you mean adamw? (one of sgd, adam, "),
+        ("--platform tpu", "--platform tpu: unknown; did you mean "),
+        ("--track tensorbord", "--track tensorbord: unknown; did you mean tensorboard?"),
         ("--lr -1", "--lr -1.0: must be at least 0"),
         ("--resume nowhere", "--resume nowhere: not a run folder (it has no config.json)"),
         ("--resume=nowhere", "--resume=nowhere: not a run folder (it has no config.json)".replace("=", " ")),
@@ -113,14 +123,48 @@ def test_resume_takes_the_saved_config_and_further_flags_override_it(tmp_path: P
 
 
 @pytest.mark.parametrize("package", ["jaxddp", "torch_ref"])
-def test_help_lists_every_flag(package: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("word", ["--help", "-h", "--help-all"])
+def test_help_lists_the_flags_that_most_people_use_and_with_all_every_flag(
+    package: str, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     config_class = {"jaxddp": TrainConfig, "torch_ref": TorchConfig}[package]
     with pytest.raises(SystemExit) as stop:
-        cli.parse(config_class, ["--help"], "prog")
+        cli.parse(config_class, ["--lr", "1", word], "prog")
     assert stop.value.code == 0
     shown = capsys.readouterr().out
-    for field in dataclasses.fields(config_class):
-        assert f"--{field.name.replace('_', '-')}" in shown
+    left_out = getattr(config_class, "LEFT_OUT", ())
+    names = {f.name for f in dataclasses.fields(config_class)} - {*left_out}
+    negated = {f.name for f in dataclasses.fields(config_class) if f.type is bool and f.default is True}
+    flags = {f"--{'no-' * (name in negated)}{name.replace('_', '-')}" for name in names}
+    common = {f"--{name.replace('_', '-')}" for name in config_class.COMMON}
+    expected = flags if word == "--help-all" else common
+    assert {line.split()[0] for line in shown.splitlines() if line.startswith("  --") and line[4] != "-"} == expected
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "None" not in shown and " | " not in shown
+
+
+def test_the_help_of_a_program_shows_its_options_with_what_is_said_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Below an option or after it, as dataclasses are documented."""
+    options = "import dataclasses\n@dataclasses.dataclass\nclass Options:\n    layers: int = 2  # depth\n"
+    options += '    width: int | None = None\n    """Channels. None: 4 per head."""\ntrain_data = dict\n'
+    (tmp_path / "run.py").write_text(options)
+    with pytest.raises(SystemExit):
+        cli.program_and_flags([str(tmp_path / "run.py"), "--help"], TrainConfig, "prog")
+    shown = capsys.readouterr().out.split("run options")[1]
+    assert "--layers INT              depth (default: 2)" in shown
+    assert "--width INT               Channels. (default: 4 per head)" in shown
+
+
+@pytest.mark.parametrize("trainer", [TrainConfig, TorchConfig])
+def test_the_names_of_other_trainers_lead_to_flags(trainer: type) -> None:
+    fields = {f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(trainer)}
+    of_checks = {"--time-limit"}
+    for name, meant in OTHER_TRAINERS.items():
+        assert name not in fields and re.split("[ ,]", meant)[0] in fields | of_checks
+    for name, values in VALUES.items():
+        assert {*values.values()} <= {*NAMED[name]} and not values.keys() & {*NAMED[name]}
 
 
 @pytest.mark.parametrize(

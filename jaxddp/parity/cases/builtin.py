@@ -43,7 +43,9 @@ def make_case(model: str, optimizer: str = "sgd", world_size: int = 2, steps: in
     'mlp adam x2 float64'
     """
     ignored_labels = options.pop("ignored_labels", 0.0)
-    defaults = {
+    given: dict[str, Any] = {
+        "model": model,
+        "optimizer": optimizer,
         "dataset": "names" if model == "char_mlp" else "digits",
         "hidden_sizes": HIDDEN_SIZES[model],
         "global_batch_size": 32,
@@ -51,7 +53,7 @@ def make_case(model: str, optimizer: str = "sgd", world_size: int = 2, steps: in
         "lr": LR.get(optimizer, 0.003),
         "weight_decay": 0.02 if optimizer in BELONGS_TO["optimizer"]["weight_decay"] else None,
     }
-    config = TrainConfig(model=model, optimizer=optimizer, **(defaults | options))
+    config = TrainConfig(**(given | options))
     return Case(config, world_size, steps, ignored_labels)
 
 

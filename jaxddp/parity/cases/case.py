@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -67,7 +68,7 @@ class Case:
 
     def with_dtype(self, dtype: str) -> "Case":
         """Return the same case in another dtype."""
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, dtype=dtype))
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, dtype=cast(Any, dtype)))
 
     def dataset(self) -> Dataset:
         """Draw a small dataset of the model's kind that breaks symmetries.

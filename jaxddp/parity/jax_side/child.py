@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from jaxddp.config.options import Platform
 from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.ports import free_port
@@ -200,7 +201,7 @@ class NarrowArrays:
         return tuple(dict.fromkeys([*fields, *(name for name in side.alone if is_narrow(buffers[name]))]))
 
 
-def serve(devices: int, platform: str | None, cluster: Cluster | None, connection: Connection) -> None:
+def serve(devices: int, platform: Platform | None, cluster: Cluster | None, connection: Connection) -> None:
     """Run jobs until None arrives, as a `Child`'s target.
 
     Args:
@@ -275,7 +276,7 @@ class JaxChild:
     def __init__(
         self,
         devices: int,
-        platform: str | None = None,
+        platform: Platform | None = None,
         timeout: float = 300.0,
         processes: int = 1,
         watch: Watch = lambda children: None,

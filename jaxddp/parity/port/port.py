@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -280,7 +280,7 @@ class Port:
     @property
     def optimizer_config(self) -> TrainerConfig | None:
         """Optimizer of both sides, with its options and schedule; None if each side has its own."""
-        return TrainerConfig(optimizer=self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
+        return TrainerConfig(optimizer=cast(Any, self.optimizer)) if isinstance(self.optimizer, str) else self.optimizer
 
     def first_batch(self, side: Side) -> dict[str, np.ndarray]:
         """Return the first micro-batch of rank 0; see `micro_batches`."""

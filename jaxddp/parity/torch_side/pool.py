@@ -5,6 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from jaxddp.config.options import Platform
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.parity.case_interface import LOCAL_STAGES, AnyCase, Trajectory, micro_batches_of
 from jaxddp.parity.processes import STARTING, Child, ChildError, Watch, answers, end_all
@@ -33,7 +34,9 @@ class TorchPool:
         ChildError: a rank raises, dies or hangs. All ranks are ended then, unless the job had one rank and it raised.
     """
 
-    def __init__(self, size: int, timeout: float = 300.0, platform: str = "cpu", watch: Watch = lambda children: None):
+    def __init__(
+        self, size: int, timeout: float = 300.0, platform: Platform = "cpu", watch: Watch = lambda children: None
+    ):
         self.size, self._platform = size, platform
         self._timeout, self._watch = timeout, watch
         self._ranks: list[Child] = []

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from jaxddp.config.options import Platform
 from jaxddp.errors import InputError
 from jaxddp.parity.processes import Tell, reported, telling
 from jaxddp.parity.torch_side.side import Source, default_dtype
@@ -42,7 +43,7 @@ def rank_folder(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}"
 
 
-def serve(rank: int, size: int, platform: str, store_file: str, connection: Connection) -> None:
+def serve(rank: int, size: int, platform: Platform, store_file: str, connection: Connection) -> None:
     """Run jobs until None arrives; each reports its progress, then ("done", answer) or ("failed", why).
 
     With `platform` "gpu", the ranks share the GPUs, by NCCL if each has its own, else by Gloo.
@@ -93,7 +94,7 @@ def hooked(*handles: RemovableHandle) -> Iterator[None]:
             handle.remove()
 
 
-def device_of(rank: int, platform: str) -> torch.device:
+def device_of(rank: int, platform: Platform) -> torch.device:
     """Return the device of a rank; with `platform` "gpu", ranks take the GPUs in turn.
 
     Raises:
