@@ -4,7 +4,7 @@
 # make test-without-torch what each command says in an environment without torch
 # make lint     ruff and the types
 # make mutants  the check's verdict on 700 edited ports  make mutants ARGS="--share 0.1 --scores scores.jsonl"
-# make bench    speed beside torch DDP and other JAX     make bench ARGS="--workloads mlp --replicas 2"
+# make bench    speed beside torch DDP and other JAX     make bench ARGS="--workloads mlp --devices 2"
 # make gpu      all that takes a GPU, in 40 minutes      make gpu SMOKE=1   (tiny, on CPU devices)
 # make docs     the site, into site/
 #
@@ -47,7 +47,7 @@ OLD_PROCESSOR := $(addprefix tests/equivalence/test_,matrix.py comm_hooks.py amp
 .PHONY: train test test-all test-quarter test-old-processor test-without-torch lint mutants bench gpu docs clean
 
 train: .venv/installed-train
-	$(BIN)/python -m jaxddp.train $(ARGS)
+	$(BIN)/jaxddp train $(ARGS)
 
 # A first run compiles for minutes: here with a faster compiler, in CI and in all other tests with the users'.
 COMPILER ?= --fast-compiler

@@ -1,7 +1,7 @@
 """`python -m benchmarks` (`make bench`): the speed of jaxddp beside torch DDP, hand-written pmap and plain jit.
 
 python -m benchmarks
-python -m benchmarks --workloads mlp decoder --replicas 2 --parts race --output benchmarks/results/mine.json
+python -m benchmarks --workloads mlp decoder --devices 2 --parts race --output benchmarks/results/mine.json
 
 Contenders take turns, all in one process (torch: in processes that stay up); ratios are taken within each round,
 whose turns meet the same load of the machine. The exit code is 0 whatever the speed.
@@ -30,7 +30,7 @@ class RaceOptions:
 
     workloads: tuple[str, ...] = tuple(workloads())
     """Workloads to race."""
-    replicas: tuple[int, ...] = (1, 2, 4, 8)
+    devices: tuple[int, ...] = (1, 2, 4, 8)
     """Numbers of replicas; those above the number of GPUs are left out. All peers take part at 2."""
     rounds: int = 5
     """Turns of each contender; at most 3 with more than 2 replicas."""
@@ -52,12 +52,12 @@ class RaceOptions:
         for option in ("rounds", "seconds"):
             if getattr(self, option) <= 0:
                 raise InputError(f"--{option} {getattr(self, option):g}: must be above 0")
-        if wrong := [count for count in self.replicas if count < 1]:
-            raise InputError(f"--replicas {wrong[0]}: must be at least 1")
+        if wrong := [count for count in self.devices if count < 1]:
+            raise InputError(f"--devices {wrong[0]}: must be at least 1")
         for name, workload in workloads().items():
-            if name in self.workloads and (wrong := [count for count in self.replicas if workload.batch_size % count]):
+            if name in self.workloads and (wrong := [count for count in self.devices if workload.batch_size % count]):
                 examples = f"{workload.batch_size} examples of {name}"
-                raise InputError(f"--replicas {wrong[0]}: {examples} cannot be divided; choose a power of two")
+                raise InputError(f"--devices {wrong[0]}: {examples} cannot be divided; choose a power of two")
 
 
 def main(argv: Sequence[str]) -> dict[str, Any]:

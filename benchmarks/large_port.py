@@ -57,7 +57,7 @@ def main(options: LargePortOptions) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "gpt2.py")
         file.write_text(port(options.fault))
-        command = [sys.executable, "-m", "jaxddp.parity", str(file), "--world-size", "2", "--steps", "3"]
+        command = [sys.executable, "-m", "jaxddp.parity", str(file), "--devices", "2", "--steps", "3"]
         first_run = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(Path(folder, "programs"))}  # nothing is compiled yet
         started = time.monotonic()
         with subprocess.Popen(command, env=first_run) as process, peak_memory(process.pid) as peak:

@@ -112,13 +112,13 @@ def _inside_at(sizes: Sequence[int]) -> int:
 
 def _begin(options: "RaceOptions", command: str) -> tuple[dict[str, Any], list[int]]:
     """Return the record's first entries, and the numbers of replicas that fit on the devices."""
-    asked = [ALL_PEERS_AT] if options.smoke else sorted(set(options.replicas))
+    asked = [ALL_PEERS_AT] if options.smoke else sorted(set(options.devices))
     with process(None, options.platform) as call:
         found = call(_origin, command)  # before the run, whose load does not count
     available = found.pop("devices")
     sizes = asked if found["device"] == "cpu" else [count for count in asked if count <= available]
     if not sizes:
-        raise InputError(f"--replicas {' '.join(map(str, options.replicas))}: there are {available} devices")
+        raise InputError(f"--devices {' '.join(map(str, options.devices))}: there are {available} devices")
     return found, sizes
 
 

@@ -1,6 +1,6 @@
 """Check the ports whose reports stand in docs/reports, and write these anew: `python docs/reports.py [gpt ...]`.
 
-The pages share one stylesheet, where those of `python -m jaxddp.parity --report` stand by themselves.
+The pages share one stylesheet, where those of `jaxddp check --report` stand by themselves.
 """
 
 import sys

@@ -1,13 +1,13 @@
 """Denoising diffusion (Ho et al. 2020) of handwritten digits: a U-Net that predicts noise, in Flax and in PyTorch.
 
-    python -m jaxddp.train examples/diffusion.py --output runs/jax        # 13 s, half of it compiles
+    jaxddp train examples/diffusion.py --output runs/jax        # 13 s, half of it compiles
     python -m torch_ref.train examples/diffusion.py --output runs/torch   # 6 s
 
 Both end with train loss 0.129206, test loss 0.133121, and 0.128678 with averaged weights (two CPU cores, 2026-11-25).
-With `--dtype float64` their losses of each epoch are equal to 1e-15, and `python -m jaxddp.parity` says equal. On the
+With `--dtype float64` their losses of each epoch are equal to 1e-15, and `jaxddp check` says equal. On the
 8 GPUs of a node, or the same after `torchrun --nproc-per-node 8 -m torch_ref.train`:
 
-    python -m jaxddp.train examples/diffusion.py --width 128 --global-batch-size 512 --epochs 2000 --lr 2e-4 \
+    jaxddp train examples/diffusion.py --width 128 --global-batch-size 512 --epochs 2000 --lr 2e-4 \
         --ema-decay 0.9999 --amp bf16 --output runs/diffusion
 """
 
@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from flax import nnx
 from jax import numpy as jnp
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jaxddp import TrainConfig, layers
+from jaxddp.data import digits
 from jaxddp.data.torch_rng import Generator
 
 epochs, global_batch_size, optimizer, lr, ema_decay = 12, 64, "adam", 2e-3, 0.95
-IMAGES = load_digits().images.astype(np.float32) / 8 - 1
+IMAGES = digits()["x"].reshape(-1, 8, 8) * 2 - 1
 KEPT = np.cumprod(1 - np.linspace(1e-4, 0.02, 1000))  # share of the image's variance after each of 1,000 steps
 
 

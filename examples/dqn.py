@@ -1,13 +1,13 @@
 """Deep Q-learning (Mnih et al. 2015) of a frozen lake from stored transitions, in Flax and in PyTorch.
 
-    python -m jaxddp.train examples/dqn.py --output runs/jax        # 2 s
+    jaxddp train examples/dqn.py --output runs/jax        # 2 s
     python -m torch_ref.train examples/dqn.py --output runs/torch   # 10 s
 
 From epoch 4 on the greedy action is optimal on all 53 fields, in both (two CPU cores, 2026-11-25). With
-`--dtype float64` their losses of each epoch are equal to 1e-13, and `python -m jaxddp.parity` says equal. A slippery
+`--dtype float64` their losses of each epoch are equal to 1e-13, and `jaxddp check` says equal. A slippery
 lake on the 8 GPUs of a node, or the same after `torchrun --nproc-per-node 8 -m torch_ref.train`:
 
-    python -m jaxddp.train examples/dqn.py --slip 0.5 --transitions 1000000 --width 512 --discount 0.99 \
+    jaxddp train examples/dqn.py --slip 0.5 --transitions 1000000 --width 512 --discount 0.99 \
         --global-batch-size 8192 --epochs 50 --output runs/dqn
 """
 

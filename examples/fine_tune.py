@@ -1,9 +1,9 @@
 """SmolLM2 with a classification head on MRPC: does one sentence say what the other says? Flax beside transformers.
 
-    python -m jaxddp.train examples/fine_tune.py       # 6 s on two cores; accuracy 0.92 on the pairs held out
+    jaxddp train examples/fine_tune.py       # 6 s on two cores; accuracy 0.92 on the pairs held out
     python -m torch_ref.train examples/fine_tune.py    # 6 s; accuracy 1.0, from other initial weights
-    python -m jaxddp.parity examples/fine_tune.py      # equal
-    python -m jaxddp.train examples/fine_tune.py --model-folder SmolLM2-135M --data msr_paraphrase_train.txt \\
+    jaxddp check examples/fine_tune.py      # equal
+    jaxddp train examples/fine_tune.py --model-folder SmolLM2-135M --data msr_paraphrase_train.txt \\
         --devices 8 --amp bf16 --lr 1e-4 --epochs 3 --global-batch-size 64         # a node of eight GPUs: not measured
 
 Without files, a small model of the same architecture learns pairs of sentences made from templates.

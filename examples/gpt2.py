@@ -1,11 +1,11 @@
 r"""GPT-2 (Radford et al. 2019) on files of tokens, in Flax and in PyTorch, with Hugging Face's names.
 
-    python -m jaxddp.train examples/gpt2.py --output runs/jax        # 27 s on two cores
+    jaxddp train examples/gpt2.py --output runs/jax        # 27 s on two cores
     python -m torch_ref.train examples/gpt2.py --output runs/torch   # 20 s; test loss 2.047953, as in JAX (torch 2.13)
 
 GPT-2's 124 million parameters on the 8 GPUs of a node (or `torchrun --nproc-per-node 8 -m torch_ref.train`):
 
-    python -m jaxddp.train examples/gpt2.py --tokens openwebtext --layers 12 --heads 12 --width 768 --context 1024 \
+    jaxddp train examples/gpt2.py --tokens openwebtext --layers 12 --heads 12 --width 768 --context 1024 \
         --vocab 50257 --global-batch-size 480 --accumulation-steps 5 --amp bf16 --lr 6e-4 --min-lr 6e-5 \
         --warmup-steps 2000 --epochs 1 --output runs/gpt2
 

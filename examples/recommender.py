@@ -1,13 +1,13 @@
 """DLRM (Naumov et al. 2019) on a log of clicks, in Flax and in PyTorch, with the names of Meta's code.
 
-    python -m jaxddp.train examples/recommender.py --output runs/jax        # 4 s
+    jaxddp train examples/recommender.py --output runs/jax        # 4 s
     python -m torch_ref.train examples/recommender.py --output runs/torch   # 2 s
 
 Both end with train loss 0.436022, test loss 0.505480 and accuracy 0.7574 (two CPU cores, 2026-11-25). With
-`--dtype float64` their losses of each epoch are equal to 1e-15, and `python -m jaxddp.parity` says equal. Criteo's
+`--dtype float64` their losses of each epoch are equal to 1e-15, and `jaxddp check` says equal. Criteo's
 Kaggle clicks on the 8 GPUs of a node, or the same after `torchrun --nproc-per-node 8 -m torch_ref.train`:
 
-    python -m jaxddp.train examples/recommender.py --log kaggleAdDisplayChallenge_processed.npz --features 16 \
+    jaxddp train examples/recommender.py --log kaggleAdDisplayChallenge_processed.npz --features 16 \
         --bottom 512 256 64 --top 512 256 --global-batch-size 2048 --epochs 1 --output runs/criteo
 """
 

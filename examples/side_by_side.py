@@ -3,7 +3,7 @@
     python examples/side_by_side.py
     python examples/side_by_side.py --models mlp convnet --optimizers adam --epochs 3 --devices 4
 
-The script runs `python -m jaxddp.train` and `python -m torch_ref.train` with the same flags in float64 and prints
+The script runs `jaxddp train` and `python -m torch_ref.train` with the same flags in float64 and prints
 their losses side by side. The exit code is 1 if a digit of a loss differs.
 """
 

@@ -1,13 +1,13 @@
 """Variational autoencoder (Kingma & Welling 2013) of handwritten digits, in Flax and in PyTorch.
 
-    python -m jaxddp.train examples/vae.py --output runs/jax        # 4 s
+    jaxddp train examples/vae.py --output runs/jax        # 4 s
     python -m torch_ref.train examples/vae.py --output runs/torch   # 5 s
 
 In 20 epochs the test's negative lower bound falls from 30.46 to 24.83 in both (two CPU cores, 2026-11-25). With
-`--dtype float64` their losses of each epoch are equal to 1e-15, and `python -m jaxddp.parity` says equal. On the 8
+`--dtype float64` their losses of each epoch are equal to 1e-15, and `jaxddp check` says equal. On the 8
 GPUs of a node, or the same after `torchrun --nproc-per-node 8 -m torch_ref.train`:
 
-    python -m jaxddp.train examples/vae.py --width 1024 --code 32 --global-batch-size 512 --epochs 200 --output runs/vae
+    jaxddp train examples/vae.py --width 1024 --code 32 --global-batch-size 512 --epochs 200 --output runs/vae
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ import optax
 import torch
 from flax import nnx
 from jax import numpy as jnp
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jaxddp import TrainConfig, layers
+from jaxddp.data import digits
 from jaxddp.data.torch_rng import Generator
 
 epochs, global_batch_size, optimizer, lr = 20, 64, "adam", 2e-3
@@ -37,7 +37,7 @@ class Options:
     """Number of latent variables."""
 
 
-IMAGES = load_digits().data.astype(np.float32) / 16
+IMAGES = digits()["x"]
 
 
 def augment(example: dict[str, Any], rng: np.random.Generator, options: Options) -> dict[str, Any]:

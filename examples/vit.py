@@ -2,12 +2,12 @@ r"""A Vision Transformer (Dosovitskiy et al. 2020) in Flax and in PyTorch, with 
 
 Without a class token: the mean over the patches is classified, as in Beyer et al. 2022.
 
-    python -m jaxddp.train examples/vit.py      # 17 s on two cores; accuracy 0.93 on the digits held out
+    jaxddp train examples/vit.py      # 17 s on two cores; accuracy 0.93 on the digits held out
     python -m torch_ref.train examples/vit.py   # 8 s, and the same losses
 
 ViT-Ti on a folder of images on the 8 GPUs of a node (or `torchrun --nproc-per-node 8 -m torch_ref.train`):
 
-    python -m jaxddp.train examples/vit.py --data imagenet --size 224 --patch 16 --width 192 --depth 12 --heads 3 \
+    jaxddp train examples/vit.py --data imagenet --size 224 --patch 16 --width 192 --depth 12 --heads 3 \
         --classes 1000 --global-batch-size 1024 --epochs 300 --warmup-steps 10000 --data-workers 8 --amp bf16
 """
 
@@ -22,11 +22,11 @@ from flax import nnx
 from jax import Array
 from jax import numpy as jnp
 from PIL import Image
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jaxddp import TrainConfig, layers
+from jaxddp.data import digits
 from jaxddp.data.sources import image_folder
 from jaxddp.data.torch_rng import Generator
 
@@ -61,10 +61,10 @@ class Images:  # a source is anything with a length and items
 def examples(options: Options, part: str) -> Any:
     if options.data is not None:
         return Images(f"{options.data}/{part}", options.size)
-    digits = load_digits()
-    chosen = (np.arange(len(digits.target)) % 6 == 0) == (part == "val")
-    images = np.repeat(digits.images[chosen, :, :, None] * 15, 3, axis=-1).astype(np.uint8)
-    return {"image": images, "label": digits.target[chosen].astype(np.int32)}
+    images, labels = digits().values()
+    chosen = (np.arange(len(labels)) % 6 == 0) == (part == "val")
+    pixels = np.repeat(images[chosen].reshape(-1, 8, 8, 1) * 240, 3, axis=-1)
+    return {"image": pixels.astype(np.uint8), "label": labels[chosen].astype(np.int32)}
 
 
 def predict(model: Any, batch: dict[str, Any]) -> Any:

@@ -12,10 +12,10 @@ BAD_INPUT, LOST, INTERRUPTED = 2, 69, 130  # exit codes; 69 is EX_UNAVAILABLE of
 LONGEST = 10_000  # characters of an error's message or a printed line
 PATIENCE = 30.0  # seconds after which a wait is told, again and again
 # Packages that are imported only where they are needed -> what installs them.
+# Package that an import may lack -> what installs it.
 INSTALLED_BY = {
-    **{name: f"jaxddp[{name}]" for name in ("torch", "wandb", "mlflow")},
-    **dict.fromkeys(("transformers", "tokenizers", "pyarrow", "equinox"), "jaxddp[examples]"),
-    **{"matplotlib": "matplotlib", "PIL": "pillow", "ray": "ray[train]"},
+    **{"torch": "torch>=2.9", "mlflow": "mlflow-skinny", "PIL": "pillow", "ray": "ray[train]"},
+    **{name: name for name in ("wandb", "matplotlib", "transformers", "tokenizers", "pyarrow", "equinox")},
 }
 OUT_OF_MEMORY = ("resource_exhausted", "can't allocate memory", "out of memory", "can't start new thread")
 
@@ -104,7 +104,7 @@ def not_installed(error: BaseException) -> str:
     """Return how to install the optional package that an import lacks; "" for any other error.
 
     >>> not_installed(ModuleNotFoundError(name="torch")), not_installed(ModuleNotFoundError(name="torch.typo"))
-    ('torch is not installed: pip install "jaxddp[torch]"', '')
+    ('torch is not installed: pip install "torch>=2.9"', '')
     """
     package = error.name if isinstance(error, ModuleNotFoundError) else None
     return f'{package} is not installed: pip install "{INSTALLED_BY[package]}"' if package in INSTALLED_BY else ""
@@ -215,7 +215,7 @@ def described(error: BaseException, most: int = 300) -> str:
     >>> described(ZeroDivisionError("division by zero")), described(KeyError())
     ('ZeroDivisionError: division by zero', 'KeyError: without a message')
     >>> described(ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow"))
-    'pyarrow is not installed: pip install "jaxddp[examples]"'
+    'pyarrow is not installed: pip install "pyarrow"'
     """
     says = reason(error, most) if str(error).strip() else "without a message"
     return not_installed(error) or f"{type(error).__name__}: {says}"

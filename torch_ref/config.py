@@ -101,10 +101,9 @@ class TorchTrainerConfig(Strategy, TrainerConfig):
 
 @dataclass(frozen=True)
 class TorchConfig(TorchTrainerConfig, TrainConfig):
-    """Data-parallel training in PyTorch: the reference that jaxddp is compared with.
+    """Train with PyTorch DDP: the reference that jaxddp is compared with.
 
-    RUN.py, as the first argument, trains your program: `--help RUN.py` shows its options; docs/run.md has an example.
-    Flags left out keep PyTorch's defaults. The same flags work for jaxddp.train and
-    torch_ref.train; only --strategy is specific to torch_ref. Under torchrun, its processes are the replicas.
-    --traceback shows where in the code an error was raised.
+    PROGRAM.py, as the first argument, is your own model and data; --help after it shows its options too. Without it, a
+    classifier of handwritten digits is trained. The flags are those of jaxddp.train that torch can follow, and
+    --strategy. Under torchrun, its processes are the replicas. --traceback shows where in the code an error was raised.
     """

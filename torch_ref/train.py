@@ -273,4 +273,4 @@ def _check_batch_norm(config: TorchTrainerConfig, loader: Loader, module: nn.Mod
 
 
 if __name__ == "__main__":
-    cli.run(lambda config, _: main(config), TorchTrainerConfig, PROG)
+    cli.run(lambda config, _: main(config), TorchTrainerConfig, PROG, sys.argv[1:])

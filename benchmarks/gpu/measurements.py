@@ -79,9 +79,9 @@ def _parity(folder: Path, smoke: bool, gpus: int) -> Iterator[Measurement]:
     device = "cpu" if smoke else "gpu"
     flags = ["--platform", device, "--torch-platform", device]
     if smoke:
-        checks = {"models": ["--world-size", "1", "--only", "mlp sgd x?", "--steps", "1"]}
+        checks = {"models": ["--devices", "1", "--only", "mlp sgd x?", "--steps", "1"]}
     else:
-        checks = {"models": selection(gpus), "port": [PORT, "--world-size", str(world_size(gpus))]}
+        checks = {"models": selection(gpus), "port": [PORT, "--devices", str(world_size(gpus))]}
     for name, words in checks.items():
         output = str((folder / f"parity-{name}.json").absolute())
         yield Measurement(
@@ -98,10 +98,10 @@ def selection(gpus: int) -> list[str]:
     """Return the flags that select the built-in cases which fit on so many GPUs; some have twice the replicas.
 
     >>> selection(1), selection(8)
-    (['--world-size', '1', '--only', '* x1'], ['--world-size', '2'])
+    (['--devices', '1', '--only', '* x1'], ['--devices', '2'])
     """
     size = world_size(gpus)
-    return ["--world-size", str(size), *([] if gpus >= 2 * size else ["--only", f"* x{size}"])]
+    return ["--devices", str(size), *([] if gpus >= 2 * size else ["--only", f"* x{size}"])]
 
 
 def _benchmark(smoke: bool) -> Iterator[Measurement]:

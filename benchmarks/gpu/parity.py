@@ -1,4 +1,4 @@
-"""`python -m jaxddp.parity` with jax and torch on the GPU."""
+"""`jaxddp check` with jax and torch on the GPU."""
 
 import json
 import subprocess

@@ -34,7 +34,7 @@ COMMAND = "python -m benchmarks.scoreboard --parts threads --threads-page docs/t
 INTRODUCTION = """\
 People ask in public why a program in JAX trains unlike one in PyTorch, or unlike itself on more devices. Here such
 threads are re-enacted: each is a small port, written anew from what the thread describes, and beside what came of the
-thread stands what the check says about the port (`python -m jaxddp.parity port.py`). No line is copied. The records are
+thread stands what the check says about the port (`jaxddp check port.py`). No line is copied. The records are
 in `tests/faults/threads`, whose `write_port` writes a port into a folder.
 
 The last column compares the two causes. **Same**: the check states the thread's, or says equal where the question was

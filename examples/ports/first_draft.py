@@ -1,4 +1,4 @@
-"""A training loop and a first draft of its translation, in which `python -m jaxddp.parity` reports two mistakes."""
+"""A training loop and a first draft of its translation, in which `jaxddp check` reports two mistakes."""
 
 import numpy as np
 import optax

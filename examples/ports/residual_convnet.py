@@ -1,6 +1,6 @@
 """A small ResNet in PyTorch and in Flax: convolutions, BatchNorm, a strided block with a projection.
 
-    python -m jaxddp.parity examples/ports/residual_convnet.py
+    jaxddp check examples/ports/residual_convnet.py
 
 SGD uses Nesterov momentum and decays kernels only; the learning rate falls every few steps. Comments mark where the
 two frameworks differ.

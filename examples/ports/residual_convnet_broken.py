@@ -1,6 +1,6 @@
 """residual_convnet.py with two layers as a first draft would have them.
 
-    python -m jaxddp.parity examples/ports/residual_convnet_broken.py
+    jaxddp check examples/ports/residual_convnet_broken.py
 
 It trains, and its loss falls. Run the check before you compare the files line by line.
 """

@@ -1,6 +1,6 @@
 """A transformer encoder that tags the words of padded sentences, in PyTorch and in Flax.
 
-    python -m jaxddp.parity examples/ports/transformer_encoder.py
+    jaxddp check examples/ports/transformer_encoder.py
 
 The loss is the mean over all words of all replicas, not the mean of the replicas' means: replicas hold unequal
 numbers of words. The optimizer is AdamW with a linear warm-up. Comments mark where the two frameworks differ.

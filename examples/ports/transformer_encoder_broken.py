@@ -1,6 +1,6 @@
 """transformer_encoder.py with another jax_loss that looks just as plausible.
 
-    python -m jaxddp.parity examples/ports/transformer_encoder_broken.py
+    jaxddp check examples/ports/transformer_encoder_broken.py
 
 It trains, and its loss falls. Run the check before you read on.
 """

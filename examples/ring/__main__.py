@@ -17,14 +17,14 @@ from jaxddp.errors import InputError
 class Options:
     """Show ring all-reduce step by step, and each collective before and after, in JAX and in torch."""
 
-    replicas: int = 4
-    """Number of replicas, 2 to 5."""
+    devices: int = 4
+    """Number of replicas, 2 to 5, one per device."""
     platform: Platform = "cpu"
     """cpu | gpu: where the replicas run; gpu needs a GPU for each."""
 
     def __post_init__(self) -> None:
-        if not 2 <= self.replicas <= 5:
-            raise InputError(f"--replicas {self.replicas}: must be 2 to 5")
+        if not 2 <= self.devices <= 5:
+            raise InputError(f"--devices {self.devices}: must be 2 to 5")
 
 
 def show(ours: Results) -> None:
@@ -43,8 +43,8 @@ def show(ours: Results) -> None:
 
 def main(options: Options) -> int:
     """Run both frameworks and print; return the number of claims that do not hold."""
-    ours = of_jax(Replicas(prepare(options.replicas, options.platform)))
-    theirs = of_torch(options.replicas, options.platform)
+    ours = of_jax(Replicas(prepare(options.devices, options.platform)))
+    theirs = of_torch(options.devices, options.platform)
     show(ours)
     return report(claims(ours, theirs))
 

@@ -94,19 +94,21 @@ def run(
     main: Callable[[Config, Program], Any],
     trainer: type[Config],
     prog: str,
+    words: Sequence[str],
     on_refusal: Callable[[Sequence[str], str], None] = lambda argv, reason: None,
 ) -> None:
-    """Load the program, parse sys.argv and run `main`; `--traceback` shows where an error was raised.
+    """Load the program, parse the flags and run `main`; `--traceback` shows where an error was raised.
 
     Args:
         main: what the command does with a config and its program.
         trainer: dataclass of the flags that every program has.
         prog: name of the command in its help.
+        words: those of the command line.
         on_refusal: called with the flags and the reason if they are bad input, after it is printed.
     """
     refuse_exits()
-    argv = [word for word in sys.argv[1:] if word != "--traceback"]
-    show_traceback = len(argv) < len(sys.argv) - 1
+    argv = [word for word in words if word != "--traceback"]
+    show_traceback = len(argv) < len(words)
     try:
         with one_line_errors(show_traceback):
             program, config = program_and_flags(argv, trainer, prog)

@@ -1,6 +1,6 @@
 """Configuration of a training run: checked options (`jaxddp.config.options`) and the values derived from them.
 
-`python -m jaxddp.train` and `python -m torch_ref.train` share it, so it imports neither jax nor torch.
+`jaxddp train` and `python -m torch_ref.train` share it, so it imports neither jax nor torch.
 """
 
 import math

@@ -1,6 +1,5 @@
 """Datasets: handwritten digits, a linear problem, names, and the user's arrays. N is the number of examples."""
 
-import importlib.util
 import unicodedata
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from jaxddp.config import TrainConfig
 from jaxddp.config.choices import IGNORE_INDEX
 from jaxddp.config.options import BuiltInOptions
+from jaxddp.data.digits import digits
 from jaxddp.data.memory import check_memory
 from jaxddp.data.sources.digests import array_digest
 from jaxddp.data.torch_rng import Generator
@@ -101,27 +101,12 @@ def place(options: BuiltInOptions) -> str:
 
 
 def _digits(config: TrainConfig) -> Dataset:
-    """Load scikit-learn's handwritten digits: x (N, 8, 8) from 0 to 1, in a fixed shuffled order."""
-    table = np.loadtxt(_digits_file(), delimiter=",")  # 64 pixels and the digit
-    table = table[Generator(0).randperm(len(table))]
-    x = (table[:, :64].reshape(-1, 8, 8) / 16).astype(np.float32)
-    y = table[:, 64].astype(np.int32)
+    """Load the handwritten digits: x (N, 8, 8) from 0 to 1, in a fixed shuffled order."""
+    arrays = digits()
+    order = Generator(0).randperm(len(arrays["y"]))
+    x, y = arrays["x"][order].reshape(-1, 8, 8), arrays["y"][order].astype(np.int32)
     train, test = _split(x, y, NUM_DIGITS_TRAIN)
     return Dataset("digits", train, test, 10, (8, 8))
-
-
-def _digits_file() -> Path:
-    """Return scikit-learn's file of digits, found without importing scikit-learn, which takes a second.
-
-    Raises:
-        InputError: scikit-learn is not installed, or has no such file.
-    """
-    package = importlib.util.find_spec("sklearn")
-    folders = [] if package is None else package.submodule_search_locations or []
-    for folder in folders:
-        if (path := Path(folder, "datasets", "data", "digits.csv.gz")).is_file():
-            return path
-    raise InputError("--dataset digits: scikit-learn's digits.csv.gz is missing; pip install scikit-learn")
 
 
 def _linear(config: TrainConfig) -> Dataset:

@@ -147,9 +147,7 @@ def _slurm(environment: Environment, coordinator: str | None) -> Cluster | None:
     names = ("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_JOB_ID")
     if "SLURM_STEP_NODELIST" not in environment and environment.get("SLURM_PROCID") != "":
         if "SLURM_PROCID" in environment and tasks != "1":
-            raise HalfSetError(
-                f"SLURM_NTASKS {tasks}: this process was not started by srun; use srun python -m jaxddp.train ..."
-            )
+            raise HalfSetError(f"SLURM_NTASKS {tasks}: this process was not started by srun; use srun jaxddp train ...")
         return None  # a batch script, or no Slurm
     values = complete("srun", environment, names)
     assert values is not None, "one is set"

@@ -1,6 +1,6 @@
 """Options with which XLA compiles a training step for GPUs, so that messages run beside the backward pass.
 
-`python -m jaxddp.plan` shows a program with and without them. Without a GPU they were chosen by compiling for 8 GPUs;
+`jaxddp plan` shows a program with and without them. Without a GPU they were chosen by compiling for 8 GPUs;
 docs/plan.md has what each changes.
 """
 

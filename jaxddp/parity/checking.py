@@ -42,10 +42,10 @@ def check(
     seed: int = 0,
     platform: Platform | None = None,
     torch_platform: Platform = "cpu",
-    timeout: float = 300.0,
+    stall_timeout: float = 300.0,
     num_processes: int = 1,
     numerics: bool = True,
-    limit: float | Stop | None = None,
+    time_limit: float | Stop | None = None,
     workers: Workers | None = None,
     tell: Callable[[str], None] | None = None,
     flags: Sequence[str] = (),
@@ -69,10 +69,10 @@ def check(
         seed: seed from which torch draws the weights.
         platform: "cpu" or "gpu", for jax; None for GPUs if there are any.
         torch_platform: "cpu" or "gpu", for torch; several ranks may share a GPU.
-        timeout: seconds without a message after which a process counts as hanging.
+        stall_timeout: seconds without a message after which a process counts as hanging.
         num_processes: number of processes that share jax's replicas, on CPU devices; it divides `world_size`.
         numerics: whether to run in float32 too.
-        limit: seconds after which the check ends early; or a `Stop`, which other checks share. None: no limit.
+        time_limit: seconds after which the check ends early; or a `Stop`, which other checks share. None: no limit.
         workers: processes to reuse from check to check; None for new ones.
         tell: called from another thread with a line about the progress every 30 seconds, and with one about the memory
             of a large model before it is used. None: print them on stderr; on a terminal, one line is rewritten.
@@ -99,14 +99,14 @@ def check(
     started = time.monotonic()
     source = PortFile(str(port), world_size, tuple(flags)) if isinstance(port, str | Path) else port
     case = source if isinstance(source, Case) else PortCase(source, world_size, steps, seed=seed)
-    stop, shared = (limit, True) if isinstance(limit, Stop) else (Stop(limit), False)
+    stop, shared = (time_limit, True) if isinstance(time_limit, Stop) else (Stop(time_limit), False)
     progress = Progress(case.steps, (DRAW, FREE, FORCED, *[FLOAT32] * numerics), stop, tell)
     with contextlib.ExitStack() as context:
         if not shared:
             context.enter_context(stop.listening(signal.SIGINT))
         context.enter_context(progress.shown())
         crew = workers or context.enter_context(
-            Workers(case.world_size, platform, timeout, torch_platform, num_processes)
+            Workers(case.world_size, platform, stall_timeout, torch_platform, num_processes)
         )
         crew.watch = progress.watch
         context.callback(setattr, crew, "watch", lambda children: None)

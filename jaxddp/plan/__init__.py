@@ -1,4 +1,4 @@
-"""Predict a run on GPUs that this machine lacks: `python -m jaxddp.plan`.
+"""Predict a run on GPUs that this machine lacks: `jaxddp plan`.
 
     options -> workload -> program compiled by XLA -> schedule -> roofline and links -> report, picture
 

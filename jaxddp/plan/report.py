@@ -17,7 +17,7 @@ MOST_MESSAGES = 16  # in the table; the others are summed
 
 @dataclass(frozen=True)
 class PlanReport:
-    """Everything that `python -m jaxddp.plan` reports about a run.
+    """Everything that `jaxddp plan` reports about a run.
 
     Attributes:
         workload: the training step.

@@ -50,15 +50,15 @@ def _of_program(program: Program, config: TrainerConfig, options: PlanTrainerOpt
         program = dataclasses.replace(program, values={**program.values, "jax_loss": cross_entropy})
     if trains:
         batch = load_data(program, config).example()
-        size = options.batch_size or _share(config, program, options.world_size)
+        size = options.batch_size or _share(config, program, options.devices)
     else:
         batch = to_arrays(program.get("batch", program.get("jax_batch"))(0, 0), f"{program.name}: batch(0, 0)")
         size = options.batch_size or len(next(iter(batch.values())))
     model, loss_fn = make_model(), losses_of(program)
     functional = functional_of(model, loss_fn, lambda: batch)
     title = program.get("title", lambda: Path(program.name).name)()
-    if trains and not options.batch_size and size * options.world_size != config.global_batch_size:
-        title += f"  ·  global batch {size * options.world_size} in place of {config.global_batch_size}"
+    if trains and not options.batch_size and size * options.devices != config.global_batch_size:
+        title += f"  ·  global batch {size * options.devices} in place of {config.global_batch_size}"
     optimizer = program.get("jax_optimizer")
     optimizer = bound(optimizer, total_steps=STEPS, steps_per_epoch=STEPS)
     if trains and program.get("jax_step") is not None:
@@ -66,7 +66,7 @@ def _of_program(program: Program, config: TrainerConfig, options: PlanTrainerOpt
         step: AnyStep = program_step(functional, of_batches(program.get("jax_step")), optimizer)
     else:
         step = _step(config, functional, loss_fn, None if optimizer is None else transformation_of(optimizer, model))
-    # As `python -m jaxddp.train` multiplies: without TF32.
+    # As `jaxddp train` multiplies: without TF32.
     precision = "highest" if trains else None
     return _workload(title, config, functional, step, _shapes(batch), size, precision)
 

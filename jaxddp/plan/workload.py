@@ -26,7 +26,7 @@ class Workload:
 
     Attributes:
         name: name in the report.
-        replica_step: step of `python -m jaxddp.train`, or of `jaxddp.DistributedDataParallel`; a program's.
+        replica_step: step of `jaxddp train`, or of `jaxddp.DistributedDataParallel`; a program's.
         params, buffers: arrays of the model; only their shapes count.
         example: shapes of one example's arrays, by name.
         batch_size: examples per replica and step, in `accumulation_steps` micro-batches.

@@ -1,4 +1,4 @@
-"""The program of `python -m jaxddp.train` without a file: a classifier of digits, of names, or of arrays of the user's.
+"""The program of `jaxddp train` without a file: a classifier of digits, of names, or of arrays of the user's.
 
 A run file as a user writes one; each function imports its framework, since either trainer runs without the other's.
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self, TextIO
 
 from jaxddp.config import TrainerConfig
-from jaxddp.errors import InputError, TrainingError
+from jaxddp.errors import InputError, TrainingError, not_installed, tell
 from jaxddp.files import check_in_place, sync_open, write_atomically, writing
 from jaxddp.program import Program
 from jaxddp.tracking.console import Console, formatted
@@ -175,9 +175,20 @@ class RunLog:
             with contextlib.suppress(Exception) if error else contextlib.nullcontext(), self.writing(advice=kept):
                 self._resources.close()
                 if history := read_metrics(self._output / METRICS_FILE):
-                    write_atomically(self._output / CURVES_FILE, draw_curves(history, self._title))
+                    self._draw(self._output / CURVES_FILE, history)
         finally:
             self._resources.close()
+
+    def _draw(self, path: Path, history: Sequence[Record]) -> None:
+        """Draw the curves of the run, or say what is missing for it."""
+        try:
+            picture = draw_curves(history, self._title)
+        except ModuleNotFoundError as error:
+            if not (missing := not_installed(error)):
+                raise
+            tell(f"note: {path} is not drawn: {missing}")
+        else:
+            write_atomically(path, picture)
 
     @contextlib.contextmanager
     def writing(self, place: Path | None = None, advice: str = "") -> Iterator[None]:

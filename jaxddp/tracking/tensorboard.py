@@ -1,9 +1,9 @@
 """TensorBoard event files, written without torch and without a thread."""
 
 import contextlib
+import functools
 import socket
 import struct
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +14,20 @@ from jaxddp.tracking.gradient_metrics import LOG2_BINS
 
 FLUSH_EVERY = 10.0  # seconds
 VERSION = "brain.Event:2"
+# Those fields of tensorflow's event.proto and summary.proto that are written: name -> (number, type, if repeated).
+MESSAGES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "Event": {
+        **{"wall_time": (1, "double"), "step": (2, "int64"), "file_version": (3, "string")},
+        **{"summary": (5, "Summary"), "session_log": (7, "SessionLog")},
+    },
+    "SessionLog": {"status": (1, "int32")},
+    "Summary": {"value": (1, "Value", "repeated")},
+    "Value": {"tag": (1, "string"), "simple_value": (2, "float"), "histo": (5, "Histogram")},
+    "Histogram": {
+        **{name: (number, "double") for number, name in enumerate(("min", "max", "num", "sum", "sum_squares"), 1)},
+        **{"bucket_limit": (6, "double", "repeated"), "bucket": (7, "double", "repeated")},
+    },
+}
 
 
 class EventFile:
@@ -30,7 +44,7 @@ class EventFile:
     """
 
     def __init__(self, folder: Path, resume_step: int | None):
-        self._event, self._checksum = _from_tensorboard()
+        self._event = _event_class()
         folder.mkdir(exist_ok=True)
         # TensorBoard reads the time from the name; nanoseconds distinguish runs that start within a second.
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{time.time_ns()}"
@@ -82,21 +96,50 @@ class EventFile:
         """Append an event as a TFRecord: length, its checksum, content, its checksum."""
         content = self._event(wall_time=time.time(), **fields).SerializeToString()
         length = struct.pack("<Q", len(content))
-        checksums = [struct.pack("<I", self._checksum(part)) for part in (length, content)]
+        checksums = [struct.pack("<I", checksum(part)) for part in (length, content)]
         with naming(self.path):
             self._file.write(b"".join([length, checksums[0], content, checksums[1]]))
 
 
-def _from_tensorboard() -> tuple[Any, Any]:
-    """Return the class of events and the checksum of their records."""
-    # tensorboardX imports torch if it is installed, which takes seconds and is not needed.
-    hide = "torch" not in sys.modules
-    if hide:
-        sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.record_writer import masked_crc32c
-    finally:
-        if hide:
-            del sys.modules["torch"]
-    return Event, masked_crc32c
+def checksum(content: bytes) -> int:
+    """Return the masked CRC-32C of a record.
+
+    Source: tensorflow's tensorflow/core/lib/hash/crc32c.h
+
+    >>> hex(checksum(b"123456789"))  # of CRC-32C 0xe3069283
+    '0xc78ab0e5'
+    """
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _entry(number: int) -> int:
+    for _ in range(8):
+        number = number >> 1 ^ (0x82F63B78 if number & 1 else 0)
+    return number
+
+
+_TABLE = [_entry(byte) for byte in range(256)]
+
+
+@functools.cache
+def _event_class() -> Any:
+    """Return the class of events, made of `MESSAGES`: tensorboardX and torch have it, and import torch."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="jaxddp/event.proto", package="jaxddp")
+    for message, fields in MESSAGES.items():
+        made = file.message_type.add(name=message)
+        for name, (number, kind, *repeated) in fields.items():
+            field = made.field.add(name=name, number=number, label=3 if repeated else 1)
+            if kind in MESSAGES:
+                field.type, field.type_name = field.TYPE_MESSAGE, f".jaxddp.{kind}"
+            else:
+                field.type = getattr(field, f"TYPE_{kind.upper()}")
+                field.options.packed = bool(repeated)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("jaxddp.Event"))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.config import TrainerConfig
-from jaxddp.errors import InputError, TrainingError, shortened
+from jaxddp.errors import InputError, TrainingError, not_installed, reason, shortened
 from jaxddp.files import write_atomically
 from jaxddp.tracking.gradient_metrics import LOG2_BINS
 from jaxddp.tracking.tensorboard import EventFile
@@ -117,8 +117,8 @@ def check_installed(config: TrainerConfig) -> None:
 def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except ImportError:
-        raise InputError(f"--track {name}: is not installed; pip install 'jaxddp[{name}]'") from None
+    except ImportError as error:
+        raise InputError(f"--track {name}: {not_installed(error) or reason(error)}") from None
 
 
 def _known(output: Path, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Training of a program: `python -m jaxddp.train`, or `jaxddp.train.run` from Python.
+"""Training of a program: `jaxddp train`, or `jaxddp.train.run` from Python.
 
 `trainer` runs a training from its flags to its result; `build` makes its parts, `loop` has the epochs, `tester` the
 tests and what follows from them, `saver` the checkpoints. Names are imported on first use, so that the command can

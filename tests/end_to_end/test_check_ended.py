@@ -100,7 +100,7 @@ def test_a_limit_ends_a_check_in_another_thread(tmp_path: Path, scratch: Scratch
     port, reports, lines = write(tmp_path, at_start_of("batch(step, rank)", "time.sleep(1000)")), [], list[str]()
 
     def run() -> None:
-        reports.append(check(port, world_size=1, steps=STEPS, platform="cpu", limit=3.0, tell=lines.append))
+        reports.append(check(port, world_size=1, steps=STEPS, platform="cpu", time_limit=3.0, tell=lines.append))
 
     thread, began = threading.Thread(target=run), time.monotonic()
     thread.start()
@@ -113,7 +113,7 @@ def test_a_limit_ends_a_check_in_another_thread(tmp_path: Path, scratch: Scratch
 def test_ctrl_c_at_a_terminal_ends_the_command_with_its_files(tmp_path: Path, scratch: Scratch) -> None:
     """All processes of the terminal get the signal, as of a real one."""
     port, mark = write(tmp_path, SLOW), f"MARK={tmp_path}"
-    command = [sys.executable, "-m", "jaxddp.parity", port, "--world-size", "2", "--steps", str(STEPS)]
+    command = [sys.executable, "-m", "jaxddp.parity", port, "--devices", "2", "--steps", str(STEPS)]
     files = ["--json", tmp_path / "found.json", "--report", tmp_path / "page.html", "--platform", "cpu"]
     ours, terminal = pty.openpty()
     shown: list[bytes] = []

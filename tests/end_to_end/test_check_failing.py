@@ -62,7 +62,7 @@ def test_what_fails_on_one_side_is_said_before_the_other_ends(fails: Side, other
         at_start_of(f"{fails}_model()", 'raise ValueError("no such model")'),
         at_start_of(f"{other}_model()", waits(seen)),
     )
-    report = check(port, world_size=1, steps=1, platform="cpu", numerics=False, timeout=TIMEOUT, tell=tell)
+    report = check(port, world_size=1, steps=1, platform="cpu", numerics=False, stall_timeout=TIMEOUT, tell=tell)
     assert [problem.side for problem in report.problems] == [fails]
     assert seen.exists() and sum("no such model" in line for line in lines) == 1
 
@@ -229,7 +229,7 @@ def test_sides_that_hang_are_told_and_leave_nothing_behind(tmp_path: Path, monke
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     sleeps = "time.sleep(1000)"
     port = write(tmp_path, at_start_of("torch_loss(model, batch)", sleeps), at_start_of("jax_model()", sleeps))
-    report = check(port, world_size=1, steps=1, platform="cpu", timeout=HANGING)
+    report = check(port, world_size=1, steps=1, platform="cpu", stall_timeout=HANGING)
     assert report.verdict == "incomplete"
     assert report.problems == (Problem("torch", "torch rank 0, torch_loss", f"no answer for {HANGING:.0f} s"),)
     assert children() == before
@@ -244,7 +244,7 @@ def test_a_batch_that_hangs_takes_one_timeout(step: int, tmp_path: Path) -> None
     began = tmp_path / "began"
     hangs = f"if step == {step}:\n        open({str(began)!r}, 'a').close(); time.sleep(1000)"
     port = write(tmp_path, at_start_of("batch(step, rank)", hangs))
-    report = check(port, world_size=1, steps=3, platform="cpu", timeout=TIMEOUT, numerics=False)
+    report = check(port, world_size=1, steps=3, platform="cpu", stall_timeout=TIMEOUT, numerics=False)
     waited = time.time() - began.stat().st_mtime  # of the first call
     assert report.verdict == "incomplete" and not report.differences
     assert report.problems[0].side == "torch" and report.problems[0].message == f"no answer for {TIMEOUT:.0f} s"
@@ -289,6 +289,6 @@ def test_a_loss_that_prints_and_starts_processes_is_compared_and_leaves_nothing(
         "os.chdir('/')",
     )
     changes = [at_start_of("jax_loss(model, batch)", "\n    ".join(deeds))]
-    report = check(write(tmp_path, *changes), world_size=1, steps=2, platform="cpu", timeout=TIMEOUT)
+    report = check(write(tmp_path, *changes), world_size=1, steps=2, platform="cpu", stall_timeout=TIMEOUT)
     assert (report.verdict, report.problems) == ("equal", ())
     assert children() == before

@@ -1,4 +1,4 @@
-"""`python -m jaxddp.parity`: exit codes, files, and one-line errors."""
+"""`jaxddp check`: exit codes, files, and one-line errors."""
 
 import json
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from jaxddp.parity import records
-from jaxddp.parity.__main__ import CheckOptions, _main, run
 from jaxddp.parity.cases import builtin_cases
+from jaxddp.parity.command import CheckOptions, _main, run
 from jaxddp.parity.diagnosis import differences
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import EXIT_CODES
@@ -22,7 +22,7 @@ from jaxddp.parity.stopping import Stop, Stopped
 from tests.support.small_port import RENAMED, own_optimizers, write
 
 SIDES = ("torch", "jax")
-FEW = ["--steps", "2", "--world-size", "1", "--platform", "cpu"]
+FEW = ["--steps", "2", "--devices", "1", "--platform", "cpu"]
 
 
 def exit_code(*argv: str | Path) -> int:
@@ -141,7 +141,7 @@ def test_a_side_without_its_gpu_gives_exit_code_2(
     flag: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    arguments = ["--steps", "1", "--world-size", "1", flag, "gpu", "--json", tmp_path / "found.json"]
+    arguments = ["--steps", "1", "--devices", "1", flag, "gpu", "--json", tmp_path / "found.json"]
     assert exit_code(write(tmp_path), *arguments) == 2
     assert capsys.readouterr().out.count(f"problem: {line}") == 1
     report = from_json((tmp_path / "found.json").read_text())
@@ -153,21 +153,21 @@ def test_a_side_without_its_gpu_gives_exit_code_2(
     [
         ("none.py", "none.py: no such file"),
         ("FOLDER", ": must be a file, not a folder"),
-        ("--world-size 0", "--world-size 0: must be at least 1"),
-        ("--world-size 65", "--world-size 65: must be at most 64 (one process each)"),
+        ("--devices 0", "--devices 0: must be at least 1"),
+        ("--devices 65", "--devices 65: must be at most 64 (one process each)"),
         ("--steps -1", "--steps -1: must be at least 1"),
         ("--num-processes 0", "--num-processes 0: must be at least 1"),
-        ("--num-processes 3", "--num-processes 3: must divide --world-size 2"),
+        ("--num-processes 3", "--num-processes 3: must divide --devices 2"),
         ("--num-processes 2 --platform gpu", "--num-processes 2: is for CPU devices; --platform must not be gpu"),
         ("--steps ten", "--steps ten: expected INT"),
-        ("--timeout 0.5", "--timeout 0.5: must be at least 1"),
-        ("--timeout nan", "--timeout nan: must be at least 1"),
-        ("--limit 0", "--limit 0.0: must be at least 1"),
+        ("--stall-timeout 0.5", "--stall-timeout 0.5: must be at least 1"),
+        ("--stall-timeout nan", "--stall-timeout nan: must be at least 1"),
+        ("--time-limit 0", "--time-limit 0.0: must be at least 1"),
         ("--dtype float16", "--dtype float16: unknown; did you mean float64? (one of both, float64)"),
         ("--platform cuda", "--platform cuda: unknown; did you mean "),
         ("--stepz 3", "--stepz: unknown flag; did you mean --steps?"),
         ("--port p.py", "--port: unknown flag; did you mean --report?"),  # it is given without a flag
-        ("PORT --only mlp*", "--only mlp*: selects jaxddp's own models; must not be given with PORT.py"),
+        ("PORT --only mlp*", "--only mlp*: selects jaxddp's own models; must not be given with PROGRAM.py"),
         ("PORT PORT", "/port.py: unexpected argument; see --help"),
         ("PORT --stepz 3", "--stepz: unknown flag; did you mean --steps?"),
         ("PORT --accumulation-steps ten", "--accumulation-steps ten: expected INT"),
@@ -200,11 +200,11 @@ def test_a_crash_of_the_check_is_no_difference(
 
 @pytest.mark.large
 def test_the_command_shows_a_traceback_on_request(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "jaxddp.parity", "--world-size", "0", "--traceback"]
+    command = [sys.executable, "-m", "jaxddp.parity", "--devices", "0", "--traceback"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
     lines = ended.stderr.splitlines()
-    assert lines[0].startswith("Traceback") and lines[-1] == "error: --world-size 0: must be at least 1"
+    assert lines[0].startswith("Traceback") and lines[-1] == "error: --devices 0: must be at least 1"
 
 
 @pytest.mark.large
@@ -219,7 +219,7 @@ def test_a_script_that_children_would_run_again_is_told_so_in_a_line(tmp_path: P
 def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--help") == 0
     printed = capsys.readouterr().out
-    for flag in ("PORT.py", "--world-size", "--steps", "--dtype", "--only", "--json", "--report", "--platform"):
+    for flag in ("PROGRAM.py", "--devices", "--steps", "--dtype", "--only", "--json", "--report", "--platform"):
         assert flag in printed
     assert "0: equal, or different only beyond the run; 1: different; 2: could not be checked" in " ".join(
         printed.replace("│", " ").split()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxddp.parity.__main__ import run
 from jaxddp.parity.checking import check
+from jaxddp.parity.command import run
 from jaxddp.parity.patch import proposals
 from jaxddp.parity.progress import PATCHES
 from jaxddp.parity.report.json_form import from_json
@@ -206,7 +206,7 @@ def test_patches_of_several_causes_are_written_by_the_command(
 ) -> None:
     two = [*filled("slope", PATCHED["slope"][1])[0], *filled("decay", PATCHED["decay"][1])[0][1:]]
     port, found, kept = write(tmp_path, *two), tmp_path / "found.diff", tmp_path / "report.json"
-    argv = [port, "--world-size", 1, "--steps", 2, "--dtype", "float64", "--platform", "cpu", "--patch", found]
+    argv = [port, "--devices", 1, "--steps", 2, "--dtype", "float64", "--platform", "cpu", "--patch", found]
     with pytest.raises(SystemExit) as stop:
         run([*map(str, argv), "--json", str(kept)])
     assert stop.value.code == 1
@@ -255,7 +255,7 @@ def test_a_check_that_ends_while_edits_are_tried_says_so(
 
     monkeypatch.setattr(proposals, "candidates", ending)
     port = write(tmp_path, *filled("slope", PATCHED["slope"][1])[0])
-    report = check(port, world_size=1, steps=2, workers=single, numerics=False, patch=True, limit=stop)
+    report = check(port, world_size=1, steps=2, workers=single, numerics=False, patch=True, time_limit=stop)
     patch = report.differences[0].patch
     assert patch is not None and patch.why_not == proposals.ENDED
     assert (report.patch, report.ended, report.untried) == ("", "Ctrl-C", (PATCHES,))
@@ -279,7 +279,7 @@ jax_batch = Shifted()
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--patch", "found.diff"], "--patch found.diff: must be given with PORT.py"),
+        (["--patch", "found.diff"], "--patch found.diff: must be given with PROGRAM.py"),
         (["PORT", "--patch", "nowhere/found.diff"], "--patch nowhere/found.diff: folder nowhere does not exist"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`python -m jaxddp.plan`, compiling for eight GPUs, which takes jax's CUDA plugin but no GPU."""
+"""`jaxddp plan`, compiling for eight GPUs, which takes jax's CUDA plugin but no GPU."""
 
 import os
 import subprocess
@@ -24,8 +24,8 @@ def python(*command: str | Path, code: int = 0, plugin: bool = True) -> subproce
 @pytest.mark.large
 def test_an_mlp_is_planned_for_eight_h100s(tmp_path: Path) -> None:
     picture, program = tmp_path / "plan.png", tmp_path / "program.txt"
-    flags = "--model mlp --hidden-sizes 1024 1024 --batch-size 4096 --amp bf16 --gpu h100 --gpus 8 --measured 0.001"
-    command = ["-m", "jaxddp.plan", *flags.split(), "--picture", picture, "--program", program]
+    flags = "--model mlp --hidden-sizes 1024 1024 --batch-size 4096 --amp bf16 --gpu h100 --devices 8 --measured 0.001"
+    command = ["-m", "jaxddp", "plan", *flags.split(), "--picture", picture, "--program", program]
     printed = python(*command).stdout
     assert printed.startswith("mlp on digits  ·  4,096 examples per GPU  ·  8 x NVIDIA H100 80GB HBM3, 1 node")
     # Three products with each matrix, two with the first: its input has no gradient.
@@ -40,8 +40,8 @@ def test_an_mlp_is_planned_for_eight_h100s(tmp_path: Path) -> None:
 
 @pytest.mark.large
 def test_a_run_file_that_uses_jax_while_it_is_loaded_is_planned() -> None:
-    flags = "--layers 1 --heads 1 --width 8 --context 8 --gpus 64 --no-largest-batch"
-    printed = python("-m", "jaxddp.plan", "examples/gpt2.py", *flags.split()).stdout
+    flags = "--layers 1 --heads 1 --width 8 --context 8 --devices 64 --no-largest-batch"
+    printed = python("-m", "jaxddp", "plan", "examples/gpt2.py", *flags.split()).stdout
     assert printed.startswith("gpt2.py  ·  global batch 64 in place of 32  ·  1 examples per GPU  ·  64 x NVIDIA")
 
 
@@ -73,7 +73,7 @@ def jax_model(): return Net(nnx.Rngs(0))
 def jax_loss(model, batch): return (model(batch["x"]) ** 2).mean()
 def batch(step, rank): return {{"x": np.ones((4, 32, 32, 3), "f4")}}
 """)
-    printed = python("-m", "jaxddp.plan", program, "--gpus", "8", "--no-largest-batch").stdout
+    printed = python("-m", "jaxddp", "plan", program, "--devices", "8", "--no-largest-batch").stdout
     assert "4 examples per GPU  ·  8 x NVIDIA H100" in printed
 
 
@@ -87,11 +87,11 @@ def test_the_backward_pass_of_a_convnet_does_not_wait_for_the_update() -> None:
 
 def test_without_the_plugin_one_line_says_how_to_install_it() -> None:
     program = "from jaxddp.plan import topology; topology.PLUGIN = topology.PLUGIN / 'none'"
-    program += "; from jaxddp.plan.__main__ import run; run([])"
+    program += "; from jaxddp.plan.command import run; run([])"
     result = python("-c", program, code=2, plugin=False)
     assert result.stdout == "" and result.stderr.count("\n") == 1 and "plugin is missing" in result.stderr
 
 
 def test_bad_input_is_one_line_and_exit_code_2() -> None:
-    result = python("-m", "jaxddp.plan", "--gpu", "v100", code=2, plugin=False)
+    result = python("-m", "jaxddp", "plan", "--gpu", "v100", code=2, plugin=False)
     assert result.stderr == "error: --gpu v100: unknown; did you mean h100? (one of a100, h100, h200)\n"

@@ -1,4 +1,4 @@
-"""`python -m jaxddp.train` from flags to files: what a run prints and writes, and how bad input ends."""
+"""`jaxddp train` from flags to files: what a run prints and writes, and how bad input ends."""
 
 import dataclasses
 import os

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PYTHON = Path(sys.prefix, "without-torch", "bin", "python")  # of `make test-without-torch`
 HIDDEN = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
 Run = Callable[..., subprocess.CompletedProcess[str]]
-INSTALL = 'torch is not installed: pip install "jaxddp[torch]"'
+INSTALL = 'torch is not installed: pip install "torch>=2.9"'
 MINE = "examples/mine.py"
 LINE = 1 + (ROOT / MINE).read_text().splitlines().index("import torch")
 COMMANDS = {

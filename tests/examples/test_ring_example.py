@@ -63,5 +63,5 @@ def test_torchs_ring_pads_the_last_chunk() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 6])
 def test_fewer_than_2_or_more_than_5_replicas_are_refused(replicas: int) -> None:
-    with pytest.raises(InputError, match=f"--replicas {replicas}: must be 2 to 5"):
+    with pytest.raises(InputError, match=f"--devices {replicas}: must be 2 to 5"):
         Options(replicas)

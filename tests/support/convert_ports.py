@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from jaxddp.parity.convert.__main__ import main
+from jaxddp.parity.convert.command import run as convert
 from jaxddp.parity.port import Port, load_port
 
 PORT = """
@@ -80,7 +80,7 @@ def fails(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """Run the command, which must fail and write nothing, and return its one line of error."""
     before = sorted(path.name for path in Path().iterdir())
     with pytest.raises(SystemExit) as stop:
-        main(argv)
+        convert(argv)
     captured = capsys.readouterr()
     assert (stop.value.code, captured.out) == (2, "")
     assert sorted(path.name for path in Path().iterdir()) == before

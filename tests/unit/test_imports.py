@@ -283,10 +283,10 @@ def modules_after(code: str, *argv: str) -> set[str]:
 
 def test_training_with_jax_loads_no_torch(tmp_path: Path) -> None:
     run = "import runpy; runpy.run_module('jaxddp.train', run_name='__main__')"
-    flags = "--platform cpu --dataset linear --model linear --epochs 1 --output"  # tensorboardX would load it
+    flags = "--platform cpu --dataset linear --model linear --epochs 1 --output"
     loaded = modules_after(run, *flags.split(), str(tmp_path / "run"))
-    assert {"jax", "tensorboardX"} <= loaded
-    assert not loaded & (TORCH | {"torch_ref"})
+    assert {"jax", "google"} <= loaded
+    assert not loaded & (TORCH | {"torch_ref", "tensorboardX", "sklearn"})
 
 
 def test_torch_ref_and_torchs_side_of_the_parity_check_load_no_jax() -> None:

@@ -1,6 +1,6 @@
 """port.py with another jax_step.
 
-    python -m jaxddp.parity examples/ports/actor_critic/broken.py --steps 3
+    jaxddp check examples/ports/actor_critic/broken.py --steps 3
 
 It trains, and its losses fall. Run the check before you read on.
 """

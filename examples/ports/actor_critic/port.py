@@ -1,6 +1,6 @@
 """Soft actor-critic, CleanRL's in PyTorch beside one of pure functions in JAX; see `torch_step`.
 
-    python -m jaxddp.parity examples/ports/actor_critic/port.py --steps 3
+    jaxddp check examples/ports/actor_critic/port.py --steps 3
 
 A step has two optimizers, three losses and two target networks; the noise of the actions is in the batch. Torch has
 the bounds of the actions as buffers, which need no twin. `--write-names` wrote `names`.

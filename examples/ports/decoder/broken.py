@@ -1,6 +1,6 @@
 """The port of nanoGPT's character model with one mistake in jax_optimizer.
 
-    python -m jaxddp.parity examples/ports/decoder/broken.py
+    jaxddp check examples/ports/decoder/broken.py
 
 It trains, and its loss falls. Run the check before you read on.
 """

@@ -1,6 +1,6 @@
 """nanoGPT's character model and its port to flax.linen.
 
-    python -m jaxddp.parity examples/ports/decoder/port.py
+    jaxddp check examples/ports/decoder/port.py
 
 `names` is as `--write-names` has written it.
 """

@@ -1,6 +1,6 @@
 """The Equinox port of timm's MLP-Mixer with one mistake in jax_loss.
 
-    python -m jaxddp.parity examples/ports/equinox_mlp_mixer/broken.py
+    jaxddp check examples/ports/equinox_mlp_mixer/broken.py
 
 It trains, and its loss falls. Run the check before you read on.
 """

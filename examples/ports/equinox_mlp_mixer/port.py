@@ -1,6 +1,6 @@
 """timm's MLP-Mixer and its port to Equinox.
 
-    python -m jaxddp.parity examples/ports/equinox_mlp_mixer/port.py
+    jaxddp check examples/ports/equinox_mlp_mixer/port.py
 
 `names` is as `--write-names` has written it.
 """

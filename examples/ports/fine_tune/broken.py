@@ -1,6 +1,6 @@
 """The port of a BERT classifier's fine-tuning with one mistake in jax_optimizer.
 
-    python -m jaxddp.parity examples/ports/fine_tune/broken.py
+    jaxddp check examples/ports/fine_tune/broken.py
 
 It trains, and its loss falls. Run the check before you read on.
 """

@@ -1,6 +1,6 @@
 """Fine-tuning a BERT classifier in bfloat16 with frozen embeddings, and its port to flax.nnx.
 
-    python -m jaxddp.parity examples/ports/fine_tune/port.py
+    jaxddp check examples/ports/fine_tune/port.py
 
 `names` is as `--write-names` has written it.
 """

@@ -1,6 +1,6 @@
 """The port of PyTorch's word-level language model with one mistake in jax_loss.
 
-    python -m jaxddp.parity examples/ports/functions/broken.py
+    jaxddp check examples/ports/functions/broken.py
 
 It trains, and its loss falls. Run the check before you read on.
 """

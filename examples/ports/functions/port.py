@@ -1,6 +1,6 @@
 """PyTorch's word-level language model and its port to plain functions.
 
-    python -m jaxddp.parity examples/ports/functions/port.py
+    jaxddp check examples/ports/functions/port.py
 
 `names` is as `--write-names` has written it.
 """

@@ -1,4 +1,4 @@
-"""Cases that `python -m jaxddp.parity` checks without a port: jaxddp's models against torch_ref's."""
+"""Cases that `jaxddp check` checks without a port: jaxddp's models against torch_ref's."""
 
 from typing import Any, NamedTuple
 

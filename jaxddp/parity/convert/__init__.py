@@ -17,7 +17,7 @@ torch's layout; where the shape shows another layout than the name, the shape co
 the other layers of their class.
 
 Stacks, fused layers and other arrangements are rules of `names`, see `jaxddp.parity.port.rules`.
-`Converter` converts in memory, `python -m jaxddp.parity.convert` converts files. All maps but sums only permute
+`Converter` converts in memory, `jaxddp convert` converts files. All maps but sums only permute
 elements, so gradients, updates and moments convert as the weights do.
 """
 

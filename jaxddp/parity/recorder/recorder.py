@@ -45,7 +45,7 @@ class Recorder:
             recorder.step(batch, loss, grads=grads, updates=updates, params=params, opt_state=opt_state, lr=lr)
 
     `watch(state)` and `step(..., state=state)` take a `TrainState`; `watch(model, optimizer)` takes an nnx module and
-    its `nnx.Optimizer`, which `step` then reads itself. `python -m jaxddp.parity compare torch_run jax_run` compares.
+    its `nnx.Optimizer`, which `step` then reads itself. `jaxddp compare torch_run jax_run` compares.
 
     Args:
         folder: folder of the recording, which every process names; several machines may each have their own, whose

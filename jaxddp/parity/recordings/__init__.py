@@ -12,5 +12,5 @@ causes.py   names causes: the only module that runs searches of jaxddp.parity.di
 own_updates.py    torch's updates that are not those of its optimizer
 remarks.py  what the recordings do not show
 compare.py  all of these in order, as the findings of a check
-command.py  `python -m jaxddp.parity compare`
+command.py  `jaxddp compare`
 """

@@ -1,5 +1,6 @@
-"""`python -m jaxddp.parity compare`: compare two recordings."""
+"""`jaxddp compare`: compare two recordings."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from jaxddp.cli.errors import one_line_errors
 from jaxddp.cli.flags import parse_plain
 from jaxddp.errors import InputError
 from jaxddp.files import check_files, write_atomically
@@ -15,8 +17,7 @@ from jaxddp.parity.report.json_form import to_json
 from jaxddp.parity.report.page import MARK as PAGE
 from jaxddp.parity.report.page import to_html
 
-WORD = "compare"
-PROG = f"python -m jaxddp.parity {WORD}"
+PROG = "jaxddp compare"
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,12 @@ class CompareOptions:
     jax_run: Annotated[Positional[Path], arg(metavar="JAX_RUN")]
     """Folder of jax's recording."""
     names: Path | None = None
-    """File with a table names = {...} as in a port file, or with the braces alone; nothing in it is executed."""
+    """File with a table names = {...} as in a program, or with only the braces; it is not executed. None: names map by
+    themselves."""
     json: Path | None = None
-    """Write all findings to this JSON file."""
+    """Write all findings to this JSON file. None: they are not written."""
     report: Path | None = None
-    """Write the report to this file, as a self-contained HTML page with plots."""
+    """Write the report to this file, as a self-contained HTML page with plots. None: it is not written."""
 
     def __post_init__(self) -> None:
         if self.names is not None and not self.names.is_file():
@@ -62,3 +64,9 @@ def main(argv: Sequence[str]) -> int:
         write_atomically(options.report, to_html(report).encode())
         print(f"report: {options.report}")
     return report.exit_code()
+
+
+def run(argv: Sequence[str]) -> None:
+    """Run the command line, and exit with its code."""
+    with one_line_errors("--traceback" in argv):
+        sys.exit(main([word for word in argv if word != "--traceback"]))

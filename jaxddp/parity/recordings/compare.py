@@ -32,7 +32,7 @@ from jaxddp.parity.report.report import Report
 
 NEEDS = (
     "a replay of the loss, which a recording does not hold: put both models and losses into a port file, "
-    "python -m jaxddp.parity PORT.py"
+    "jaxddp check PROGRAM.py"
 )
 NEEDS_GRADIENTS = (
     "the gradients of all steps from the first on, from which torch's optimizer is replayed: give grads to jax's step"

@@ -18,7 +18,7 @@ from jaxddp.parity.report.numbers import count
 from jaxddp.parity.report.words import STAGE_NAMES
 
 START_FIX = (
-    "save torch's weights as safetensors and convert them for the jax model: python -m jaxddp.parity.convert PORT.py "
+    "save torch's weights as safetensors and convert them for the jax model: jaxddp convert PROGRAM.py "
     "WEIGHTS.safetensors OUT.safetensors, or load them by the names above"
 )
 

@@ -208,8 +208,8 @@ def _run_section(findings: Findings) -> Html:
         **findings.environment,
         "seconds": f"{findings.seconds:.1f}",
     }
-    arguments = f"--world-size {findings.world_size} --steps {findings.steps} --dtype {findings.dtype}"
-    command = f"python -m jaxddp.parity {shlex.quote(findings.port)} {arguments}"
+    arguments = f"--devices {findings.world_size} --steps {findings.steps} --dtype {findings.dtype}"
+    command = f"jaxddp check {shlex.quote(findings.port)} {arguments}"
     return tag(
         "section",
         tag("h2", "Run"),

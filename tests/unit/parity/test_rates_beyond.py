@@ -20,8 +20,8 @@ from jaxddp.config import TrainerConfig
 from jaxddp.errors import InputError
 from jaxddp.optim import schedules as optim_schedules
 from jaxddp.parity import rates as in_rates
-from jaxddp.parity.__main__ import CheckOptions
 from jaxddp.parity.cases import PortCase
+from jaxddp.parity.command import CheckOptions
 from jaxddp.parity.coverage import Trial
 from jaxddp.parity.port import Port
 from jaxddp.parity.rate_curves import UPDATE, RatesComparison

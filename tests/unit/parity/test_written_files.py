@@ -13,8 +13,8 @@ import pytest
 
 from jaxddp.cli.flags import parse_plain
 from jaxddp.errors import InputError
-from jaxddp.parity.__main__ import DIFF, CheckOptions, _write_names
-from jaxddp.parity.convert.__main__ import ConvertOptions, convert
+from jaxddp.parity.command import DIFF, CheckOptions, _write_names
+from jaxddp.parity.convert.command import ConvertOptions, convert
 from jaxddp.parity.patch.edited_files import unified
 from jaxddp.parity.recordings.command import CompareOptions
 from jaxddp.parity.report import json_form, page
@@ -116,7 +116,7 @@ def test_convert_never_writes_over_what_it_reads(force: bool) -> None:
     Path("other").write_text("other")
     options: Any = {"port": Path("port.py"), "weights": Path("w.safetensors"), "force": force}
     for out, problem in (
-        ("port.py", "OUT port.py: is the file of PORT.py port.py"),
+        ("port.py", "OUT port.py: is the file of PROGRAM.py port.py"),
         ("link", "OUT link: is a link"),
         ("fifo", "OUT fifo: is a pipe"),
     ):

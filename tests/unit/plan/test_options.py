@@ -44,7 +44,9 @@ def workload(*argv: str) -> Workload:
     ("argv", "message"),
     [
         ("--gpu h1000", "--gpu h1000: unknown; did you mean h100?"),
-        ("--gpus 9", "--gpus 9: must be 1, 2, 4 or 8"),
+        ("--devices 9", "--devices 9: must be 1, 2, 4 or 8, or a multiple of 8"),
+        ("--devices 6 --nodes 2", "--devices 6: must be 2, 4, 8, 16 on 2 nodes"),
+        ("--devices 2048", "--devices 2048: must be at most 1024"),
         ("--nodes 0", "--nodes 0: must be from 1 to 128"),
         ("--batch-size 0", "--batch-size 0: must be at least 1"),
         ("--model gpt3", "--model gpt3: unknown; did you mean gpt2-124m?"),
@@ -54,7 +56,7 @@ def workload(*argv: str) -> Workload:
         ("--nesterov", "--nesterov: only for --optimizer sgd, not adam"),
         ("--lr -1", "--lr -1.0: must be"),
         ("a.py --model mlp", "a.py: no such file"),
-        ("--gpus x", "--gpus x: expected INT"),
+        ("--devices x", "--devices x: expected INT"),
         ("--global-batch-size 33", "--global-batch-size 33: must be divisible by 8 replicas"),
         ("--batch-size 3 --accumulation-steps 2", "--batch-size 3: must be a multiple of --accumulation-steps 2"),
         ("--shard-optimizer", "--shard-optimizer: cannot be planned yet"),
@@ -102,7 +104,7 @@ def test_a_script_names_its_parts_as_a_port_file_does(model: str, tmp_path: Path
 
 
 def test_a_files_batch_is_rounded_up_for_more_gpus_than_it_has_examples() -> None:
-    planned = workload(str(EXAMPLES / "mine.py"), "--gpus", "64", "--accumulation-steps", "2")
+    planned = workload(str(EXAMPLES / "mine.py"), "--devices", "64", "--accumulation-steps", "2")
     assert (planned.name, planned.batch_size) == ("mine.py  ·  global batch 128 in place of 32", 2)
     assert workload(str(EXAMPLES / "mine.py")).name == "mine.py"  # 4 on each of 8
 

@@ -1,4 +1,4 @@
-"""python -m jaxddp.parity.convert: both ways, and nothing lost."""
+"""jaxddp convert: both ways, and nothing lost."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from jaxddp.nn.functional import Functional
-from jaxddp.parity.convert.__main__ import main
+from jaxddp.parity.convert.command import run as convert
 from jaxddp.parity.port import load_port
 from tests.support.convert_ports import ARRANGED, MODELS, weights, write_port
 
@@ -24,8 +24,8 @@ from tests.support.convert_ports import ARRANGED, MODELS, weights, write_port
 def test_a_round_trip_restores_the_file(model: str, dtype: torch.dtype, folder: Path) -> None:
     before = weights(write_port(model), dtype)
     safetensors.torch.save_file(before, "torch.safetensors")
-    main(["port.py", "torch.safetensors", "flax.safetensors"])
-    main(["port.py", "flax.safetensors", "back.safetensors"])
+    convert(["port.py", "torch.safetensors", "flax.safetensors"])
+    convert(["port.py", "flax.safetensors", "back.safetensors"])
     after = safetensors.torch.load_file("back.safetensors")
     if model != "nnx":
         before["norm.num_batches_tracked"] = torch.tensor(0)  # jax has no counter, so it restarts at 0
@@ -37,7 +37,7 @@ def test_a_round_trip_restores_the_file(model: str, dtype: torch.dtype, folder: 
 
 
 def test_the_jax_model_computes_the_same_with_the_converted_file(folder: Path) -> None:
-    main(["port.py", "torch.safetensors", "flax.safetensors", "--to", "jax"])
+    convert(["port.py", "torch.safetensors", "flax.safetensors", "--to", "jax"])
     port, arrays = load_port("port.py"), load_file("flax.safetensors")
     functional = Functional(port.jax_model())
     wanted = functional.params | functional.buffers
@@ -55,23 +55,23 @@ def test_the_jax_model_computes_the_same_with_the_converted_file(folder: Path) -
 
 
 def test_every_tensor_has_a_line_of_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["port.py", "torch.safetensors", "flax.safetensors"])
+    convert(["port.py", "torch.safetensors", "flax.safetensors"])
     lines = capsys.readouterr().out.splitlines()
     assert "embed.embedding (6, 4)  <-  embed.weight (6, 4)" in lines
     assert "attention.key.kernel (4, 2, 2)  <-  attention.in_proj_weight[4:8] (4, 4)" in lines
     assert "bn.mean (4,)  <-  norm.running_mean (4,)" in lines
     assert lines[-1] == "flax.safetensors: 14 arrays for jax, from 11 of torch.safetensors"
     assert len(lines) == 15
-    main(["port.py", "flax.safetensors", "back.safetensors", "--quiet"])
+    convert(["port.py", "flax.safetensors", "back.safetensors", "--quiet"])
     assert capsys.readouterr().out == "back.safetensors: 11 arrays for torch, from 14 of flax.safetensors\n"
 
 
 def test_tied_tensors_may_have_one_name_in_the_file(folder: Path) -> None:
     tensors = load_file("torch.safetensors")
-    main(["port.py", "torch.safetensors", "both.safetensors"])
+    convert(["port.py", "torch.safetensors", "both.safetensors"])
     for name in ("embed.weight", "head.weight"):
         save_file({key: value for key, value in tensors.items() if key != name}, "one.safetensors")
-        main(["port.py", "one.safetensors", f"without {name}.safetensors"])
+        convert(["port.py", "one.safetensors", f"without {name}.safetensors"])
         assert Path(f"without {name}.safetensors").read_bytes() == Path("both.safetensors").read_bytes()
 
 
@@ -79,21 +79,21 @@ def test_stacks_parts_and_flattened_images_convert_both_ways(folder: Path, capsy
     Path("port.py").write_text(ARRANGED)
     before = weights(load_port("port.py"))
     safetensors.torch.save_file(before, "torch.safetensors")
-    main(["port.py", "torch.safetensors", "flax.safetensors"])
+    convert(["port.py", "torch.safetensors", "flax.safetensors"])
     lines = capsys.readouterr().out.splitlines()
     assert "blocks.b.kernel[1] (4, 4)  taken as (in, out)  <-  layers.1.weight[4:8] (4, 4)" in lines
     assert lines[-1] == "flax.safetensors: 6 arrays for jax, from 6 of torch.safetensors"
     arrays = load_file("flax.safetensors")
     np.testing.assert_array_equal(arrays["blocks.b.kernel"][1], before["layers.1.weight"][4:].T)
     np.testing.assert_array_equal(arrays["fc.kernel"][:, 1], before["fc.weight"][1].reshape(3, 2).T.ravel())
-    main(["port.py", "flax.safetensors", "back.safetensors"])
+    convert(["port.py", "flax.safetensors", "back.safetensors"])
     after = safetensors.torch.load_file("back.safetensors")
     assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
 
 
 @pytest.mark.large
 def test_the_command_runs_as_a_program(folder: Path) -> None:
-    command = [sys.executable, "-m", "jaxddp.parity.convert", "port.py", "torch.safetensors", "flax.safetensors"]
+    command = [sys.executable, "-m", "jaxddp", "convert", "port.py", "torch.safetensors", "flax.safetensors"]
     first, again = (subprocess.run(command, capture_output=True, text=True, timeout=60) for _ in range(2))
     assert (first.returncode, first.stderr, len(first.stdout.splitlines())) == (0, "", 15)
     assert (again.returncode, again.stdout) == (2, "")

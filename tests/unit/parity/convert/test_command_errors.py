@@ -1,4 +1,4 @@
-"""python -m jaxddp.parity.convert: one line for every kind of error, and nothing written."""
+"""jaxddp convert: one line for every kind of error, and nothing written."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from safetensors.numpy import load_file, save_file
 
-from jaxddp.parity.convert.__main__ import main
+from jaxddp.parity.convert.command import run as convert
 from jaxddp.parity.port import load_port
 from tests.support.convert_ports import ARRANGED, PORT, change, fails, weights, write_port
 
@@ -28,8 +28,8 @@ def test_tensors_that_are_tied_in_torch_must_be_equal(folder: Path, capsys: pyte
     assert fails(capsys, "port.py", "apart.safetensors", "out.safetensors") == f"apart.safetensors: {apart}"
 
     Path("port.py").write_text(UNTIED.replace("MODEL", "FlaxNet(nnx.Rngs(0))"))
-    main(["port.py", "torch.safetensors", "flax.safetensors"])
-    main(["port.py", "flax.safetensors", "back.safetensors"])
+    convert(["port.py", "torch.safetensors", "flax.safetensors"])
+    convert(["port.py", "flax.safetensors", "back.safetensors"])
     arrays = load_file("flax.safetensors")
     save_file({**arrays, "head.kernel": arrays["head.kernel"] + 1}, "apart.safetensors")
     capsys.readouterr()
@@ -54,7 +54,7 @@ def test_a_tensor_that_does_not_fit_is_reported(
 
 
 def test_all_tensors_that_do_not_fit_are_reported_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["port.py", "torch.safetensors", "flax.safetensors", "--quiet"])
+    convert(["port.py", "torch.safetensors", "flax.safetensors", "--quiet"])
     capsys.readouterr()
     change("flax.safetensors", "bn.scale", None)
     change("flax.safetensors", "bn.bias", np.zeros((2, 2), np.float32))
@@ -70,7 +70,7 @@ def test_the_batch_counter_is_required_only_if_flax_has_one(folder: Path, capsys
     line = fails(capsys, "port.py", "torch.safetensors", "out.safetensors")
     assert line.endswith(": missing norm.num_batches_tracked")
     write_port("linen")
-    main(["port.py", "torch.safetensors", "flax.safetensors"])
+    convert(["port.py", "torch.safetensors", "flax.safetensors"])
 
 
 SAME_NAMES = """
@@ -90,7 +90,7 @@ def test_names_common_to_both_models_need_the_flag(folder: Path, capsys: pytest.
     save_file({"a": np.arange(3.0)}, "a.safetensors")
     line = fails(capsys, "port.py", "a.safetensors", "out.safetensors")
     assert line == "a.safetensors: 1 of its names are jax's, and as many are torch's; give --to"
-    main(["port.py", "a.safetensors", "out.safetensors", "--to", "torch"])
+    convert(["port.py", "a.safetensors", "out.safetensors", "--to", "torch"])
     assert load_file("out.safetensors")["a"].tolist() == [0, 1, 2]
 
 
@@ -105,9 +105,9 @@ def test_an_existing_file_is_replaced_only_with_force(folder: Path, capsys: pyte
     line = fails(capsys, "port.py", "torch.safetensors", "out.safetensors")
     assert line == "out.safetensors: exists; --force replaces it"
     assert Path("out.safetensors").read_text() == "mine"
-    main(["port.py", "torch.safetensors", "out.safetensors", "--force"])
+    convert(["port.py", "torch.safetensors", "out.safetensors", "--force"])
     assert "embed.embedding" in load_file("out.safetensors")
-    main(["port.py", "out.safetensors", "out.safetensors", "--force"])
+    convert(["port.py", "out.safetensors", "out.safetensors", "--force"])
     assert "embed.weight" in load_file("out.safetensors")
 
 
@@ -153,7 +153,7 @@ def test_code_in_a_weights_file_never_runs(folder: Path, capsys: pytest.CaptureF
         ("port.py torch.safetensors out --to flax", "--to flax: unknown; did you mean"),
         ("port.py torch.safetensors out --fource", "--fource: unknown flag; did you mean --force?"),
         ("port.py torch.safetensors", "OUT.safetensors: missing; see --help"),
-        ("", "PORT.py, WEIGHTS.safetensors, OUT.safetensors: missing; see --help"),
+        ("", "PROGRAM.py, WEIGHTS.safetensors, OUT.safetensors: missing; see --help"),
         ("a b c d", "d: unexpected argument; see --help"),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_mistake_is_told_where_it_begins(mistake: str, torch_run: Path, tmp_pa
     assert report.verdict == "different"
     assert found(report)[0] == expected, str(report)
     if mistake in ("GELU by tanh", "biased variance"):
-        assert "python -m jaxddp.parity PORT.py" in str(report).replace("\n         ", " ")
+        assert "jaxddp check PROGRAM.py" in str(report).replace("\n         ", " ")
 
 
 def test_two_mistakes_are_both_told_and_different_weights_hide_no_mistake_of_the_optimizer(

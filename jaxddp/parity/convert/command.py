@@ -1,10 +1,9 @@
-"""python -m jaxddp.parity.convert PORT.py WEIGHTS.safetensors OUT.safetensors"""
+"""jaxddp convert PROGRAM.py WEIGHTS.safetensors OUT.safetensors"""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 from tyro.conf import Positional, arg
@@ -16,7 +15,7 @@ from jaxddp.files import check_files
 from jaxddp.parity.port import errors_located, load_port
 from jaxddp.parity.port.loading import check_flags_of_port
 
-PROG = "python -m jaxddp.parity.convert"
+PROG = "jaxddp convert"
 
 
 @dataclass(frozen=True)
@@ -27,15 +26,15 @@ class ConvertOptions:
     Every tensor must have a twin on the other side. Dtypes stay.
     """
 
-    port: Annotated[Positional[Path], arg(metavar="PORT.py")]
-    """Port or run file with torch_model, jax_model and, where they differ, names; its code is run. Options of a run
-    file may follow as flags: --layers 12."""
+    port: Annotated[Positional[Path], arg(metavar="PROGRAM.py")]
+    """Program with torch_model, jax_model and, if they differ, names; it is executed. Its options may follow as flags:
+    --layers 12."""
     weights: Annotated[Positional[Path], arg(metavar="WEIGHTS.safetensors")]
     """File to convert."""
     out: Annotated[Positional[Path], arg(metavar="OUT.safetensors")]
     """File to write."""
-    to: str | None = None
-    """jax | torch. None: the framework that the file's names do not belong to."""
+    to: Literal["jax", "torch"] | None = None
+    """Framework to convert to. None: the one that the file's names do not belong to."""
     force: bool = False
     """Replace OUT if it exists."""
     quiet: bool = False
@@ -55,7 +54,7 @@ def convert(options: ConvertOptions, flags: Sequence[str] = ()) -> None:
 
     if options.to is not None:
         check_name("--to", options.to, FRAMEWORKS)
-    check_files({"PORT.py": (options.port, None), "OUT": (options.out, b"")})
+    check_files({"PROGRAM.py": (options.port, None), "OUT": (options.out, b"")})
     if options.out.exists() and not options.force:
         raise InputError(f"{options.out}: exists; --force replaces it")
     port = load_port(options.port, flags=flags)
@@ -77,7 +76,7 @@ def convert(options: ConvertOptions, flags: Sequence[str] = ()) -> None:
     print(f"{options.out}: {len(converted)} arrays for {to}, from {len(weights)} of {options.weights}")
 
 
-def main(argv: Sequence[str]) -> None:
+def run(argv: Sequence[str]) -> None:
     """Run the command line."""
     jax.config.update("jax_platforms", "cpu")  # only names and shapes are needed, so leave the GPUs free
     show_traceback = "--traceback" in argv
@@ -87,7 +86,3 @@ def main(argv: Sequence[str]) -> None:
         if flags:
             check_flags_of_port(str(options.port), flags, lambda: parse_plain(ConvertOptions, words, PROG))
         convert(options, flags)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,7 +1,6 @@
-"""`python -m jaxddp.plan`: predict memory, time and scaling of a run on GPUs, without the GPUs."""
+"""`jaxddp plan`: predict memory, time and scaling of a run on GPUs, without the GPUs."""
 
 import contextlib
-import sys
 from collections.abc import Sequence
 
 from jaxddp import cli
@@ -22,13 +21,13 @@ from jaxddp.plan.workload import nbytes
 from jaxddp.program import Program
 from jaxddp.scripts import errors_located
 
-PROG = "python -m jaxddp.plan"
+PROG = "jaxddp plan"
 
 
 def main(options: PlanTrainerOptions, program: Program) -> None:
     """Compile, predict, print and write what `options` ask for."""
     gpu = gpu_named(options.gpu)
-    devices = topology.gpus(gpu, options.gpus, options.nodes)
+    devices = topology.gpus(gpu, options.per_node, options.num_nodes)
     workload = workload_of(options, program)
     compiler = Compiler(workload, Replicas(devices))
     chosen = compiler_options(nbytes(workload.gradients))
@@ -38,7 +37,7 @@ def main(options: PlanTrainerOptions, program: Program) -> None:
     largest = None
     if options.largest_batch:
         largest = _largest(compiler, after, chosen, workload.accumulation_steps, gpu.usable_memory)
-    default, tuned = (Prediction(compiled, gpu, options.gpus, options.nodes) for compiled in (before, after))
+    default, tuned = (Prediction(compiled, gpu, options.per_node, options.num_nodes) for compiled in (before, after))
     report = PlanReport(workload, default, tuned, chosen, largest, options.measured)
     print(report)
     if options.picture is not None:
@@ -67,7 +66,3 @@ def run(argv: Sequence[str]) -> None:
         options, program = parse([word for word in argv if word != "--traceback"], PROG)
         with errors_located(program.path or "", only_users=True):
             main(options, program)
-
-
-if __name__ == "__main__":
-    run(sys.argv[1:])
