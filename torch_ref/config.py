@@ -38,7 +38,7 @@ class TorchTrainerConfig(Strategy, TrainerConfig):
     """
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = (*ONLY_JAXDDP, *PROCESSES)
-    """Flags of jaxddp.train without effect here; a run file may set them."""
+    """Flags of jaxddp.train without effect here; a program may set them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -57,7 +57,7 @@ def questions(threads: Mapping[str, Any], write_port: Any, only: str, folder: Pa
 
     Args:
         threads: name -> `tests.faults.threads.Thread`.
-        write_port: (thread, folder) -> port file.
+        write_port: (thread, folder) -> program.
     """
     for name, thread in threads.items():
         if fnmatch.fnmatch(name, only):

@@ -1,4 +1,4 @@
-"""Command lines: flags parsed by tyro into dataclasses, run files, and errors on one line with an exit code."""
+"""Command lines: flags parsed by tyro into dataclasses, programs, and errors on one line with an exit code."""
 
 from jaxddp.cli.command import parse, parse_run, program_and_flags, program_of_flags, run
 from jaxddp.cli.errors import one_line_errors, open_streams, variables_named

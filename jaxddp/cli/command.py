@@ -1,4 +1,4 @@
-"""Command lines of programs: a run file, and the flags for it."""
+"""Command lines: a program, and the flags for it."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ Config = TypeVar("Config", bound=TrainerConfig)
 
 
 def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
-    """Parse flags into `config_class`, without a run file; see `parse_run`."""
+    """Parse flags into `config_class`, without a program; see `parse_run`."""
     return parse_run(config_class, argv, prog, default=config_class())
 
 
@@ -31,7 +31,7 @@ def parse_run(config_class: type[Config], argv: Sequence[str], prog: str, defaul
     """Parse flags into `config_class`; with --resume DIR, the saved config of that run provides the defaults.
 
     Args:
-        default: values of flags that are left out; with --resume only those that have changed in the run file.
+        default: values of flags that are left out; with --resume only those that have changed in the program.
 
     Raises:
         InputError: an unknown flag, a bad value, or a --resume folder without a run.
@@ -51,7 +51,7 @@ def parse_run(config_class: type[Config], argv: Sequence[str], prog: str, defaul
 
 
 def program_of_flags(argv: Sequence[str]) -> tuple[Program, list[str]]:
-    """Load the run file that the first argument or `-m MODULE` names, or the built-in program; return the rest too.
+    """Load the program that the first argument or `-m MODULE` names, or the built-in program; return the rest too.
 
     Raises:
         InputError: the file cannot be used.
@@ -66,7 +66,7 @@ def program_of_flags(argv: Sequence[str]) -> tuple[Program, list[str]]:
 
 
 def program_and_flags(argv: Sequence[str], trainer: type[Config], prog: str) -> tuple[Program, Config]:
-    """Load the run file that the first argument names, or the built-in program, and parse the flags for it.
+    """Load the program that the first argument names, or the built-in program, and parse the flags for it.
 
     Args:
         trainer: `TrainerConfig`, or that of torch_ref.

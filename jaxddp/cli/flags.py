@@ -45,7 +45,7 @@ def parse_plain(config_class: type[Options], argv: Sequence[str], prog: str, def
 
 
 def parse_known(config_class: type[Options], argv: Sequence[str], prog: str) -> tuple[Options, list[str]]:
-    """Parse the flags of `config_class`; return the other words too, such as the flags of a run file.
+    """Parse the flags of `config_class`; return the other words too, such as the flags of a program.
 
     Raises:
         InputError, SystemExit: as `parse_plain`, but for unknown flags.

@@ -60,7 +60,7 @@ class TrainerConfig(TrainerOptions):
         >>> TrainerConfig(optimizer="sgd", lr=0.1, nesterov=True, momentum=0.9).optimizer_options()
         {'lr': 0.1, 'momentum': 0.9, 'nesterov': True}
         """
-        takers = BELONGS_TO["optimizer"]  # a run file may have set options of another optimizer
+        takers = BELONGS_TO["optimizer"]  # a program may have set options of another optimizer
         names = [name for name in OPTIMIZER_OPTIONS if self.optimizer in takers.get(name, self.optimizer)]
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None and value is not False}

@@ -210,7 +210,7 @@ class Output:
     evaluate_every: int | str = 1
     """Time between tests: 1 or 1epoch; 200steps."""
     callback_every: int = 100
-    """Optimizer steps between calls of a run file's on_step_end."""
+    """Optimizer steps between calls of a program's on_step_end."""
     early_stopping_patience: int | None = None
     """End the run after this many tests without a better --best-metric. None: never."""
     track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)

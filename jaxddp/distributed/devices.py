@@ -144,7 +144,7 @@ def _supply(kind: str, count: int) -> str:
         return f"must be at most {count} on the CPU"
     if kind == "cpu":
         running = f"jax is already running with {count} CPU device{'s' * (count != 1)}"
-        return f"{running}; call jaxddp.prepare before anything else uses jax, as a run file's top level may"
+        return f"{running}; call jaxddp.prepare before anything else uses jax, as a program's top level may"
     return f"there are {count} local GPUs; --platform cpu prepares up to {MOST_CPU_DEVICES} CPU devices"
 
 

@@ -62,7 +62,7 @@ def check(
     Call it under `if __name__ == "__main__":` in a script, because the worker processes import the script too.
 
     Args:
-        port: a port file, an object that makes a port in another process, or a case of a built-in model, which
+        port: a program, an object that makes a port in another process, or a case of a built-in model, which
             has its own world size and steps.
         world_size: number of replicas on each side.
         steps: number of optimizer steps.
@@ -76,7 +76,7 @@ def check(
         workers: processes to reuse from check to check; None for new ones.
         tell: called from another thread with a line about the progress every 30 seconds, and with one about the memory
             of a large model before it is used. None: print them on stderr; on a terminal, one line is rewritten.
-        flags: flags of a run file's options and of its trainers: `["--layers", "2", "--lr", "0.1"]`.
+        flags: flags of a program's options and of its trainers: `["--layers", "2", "--lr", "0.1"]`.
         patch: whether to look for edits of the JAX side's files that remove the differences; no file is changed.
         causes: whether to look for the causes of differences. The verdict does not depend on it, and takes less time.
         quick: whether to compare the run, types and rates alone.

@@ -122,7 +122,7 @@ def main(
     """Check, print and write the reports; return the exit code.
 
     Args:
-        flags: those of a run file, see `jaxddp.parity.check`.
+        flags: those of a program, see `jaxddp.parity.check`.
         show_traceback: print the traceback of each error of a port.
         began: when the time limit began, by `time.monotonic`; None: now.
     """
@@ -205,7 +205,7 @@ def _write_patch(path: Path, port: Path, report: Report) -> None:
 
 
 def _write_names(port: Path, report: Report) -> None:
-    """Write the proposed statements into the port file."""
+    """Write the proposed statements into the program."""
     text = with_names(port.read_text(encoding="utf-8"), report.names, report.no_twin)
     write_atomically(port.resolve(), text.encode())
     print(f"names: written into {port}")
@@ -261,7 +261,7 @@ def _row(named: "NamedCase", report: Report) -> Row:
 
 
 def parse(argv: Sequence[str]) -> tuple[CheckOptions, list[str]]:
-    """Parse the flags of the check; return those of a run file too, which is loaded here only if there are some.
+    """Parse the flags of the check; return those of a program too, which is loaded here only if there are some.
 
     Raises:
         InputError: a flag is unknown to both, or has a bad value.

@@ -223,7 +223,7 @@ class Findings:
     """All results of a check.
 
     Attributes:
-        port: the port file, or the built-in model and optimizer.
+        port: the program, or the built-in model and optimizer.
         world_size, steps, dtype: settings of the run.
         stages: stage -> result, in the order of `ORDER`, for the stages that both sides show.
         aspects: of `ASPECTS`, those that were looked at -> result.

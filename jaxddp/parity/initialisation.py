@@ -60,7 +60,7 @@ def initial_weights(runs: Runs, case: PortCase, texts: Texts | None = None) -> I
     Args:
         runs: the runs of the check.
         case: their case.
-        texts: edited texts of a port file, and of those beside it.
+        texts: edited texts of a program, and of those beside it.
     """
     source, number = case.source, draws_for(runs.elements)
     source = source.source if isinstance(source, DrawnSource) else source

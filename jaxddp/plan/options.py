@@ -125,7 +125,7 @@ class PlanOptions(PlanTrainerOptions, BuiltInOptions):
 
 
 def parse(argv: Sequence[str], prog: str) -> tuple[PlanTrainerOptions, Program]:
-    """Load the run file that the first argument names, or the built-in program, and parse the flags for it.
+    """Load the program that the first argument names, or the built-in program, and parse the flags for it.
 
     Raises:
         InputError: the file cannot be used, or a flag has a bad value.

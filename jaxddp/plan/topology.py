@@ -20,7 +20,7 @@ _PACKAGE = "jax-cuda12-plugin"
 
 
 def start() -> None:
-    """Let jax find its CUDA plugin, which has the compiler, but no GPUs; before jax is used, as a run file may.
+    """Let jax find its CUDA plugin, which has the compiler, but no GPUs; before jax is used, as a program may.
 
     Raises:
         InputError: the plugin is not installed.

@@ -1,6 +1,6 @@
-'''A user's program in one file, a run file, which the trainers, the parity check and the plan load alike.
+'''A user's program in one file, which the trainers, the parity check and the plan load alike.
 
-A run file is plain Python. Its top-level names are those of a port file (`jaxddp.parity.port`), the data, and flags of
+A program is plain Python. Its top-level names are those of a port (`jaxddp.parity.port`), the data, and flags of
 the trainer with the file's values:
 
     epochs, global_batch_size, optimizer, lr = 20, 64, "adamw", 1e-3

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxddp.scripts import errors_located
 
-# Parameters of a run file's functions that are passed by name, to those that have them.
+# Parameters of a program's functions that are passed by name, to those that have them.
 BY_NAME = ("options", "config", "train", "key", "total_steps", "steps_per_epoch", "world_size")
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

@@ -1,4 +1,4 @@
-"""Load a program from a run file, a module or a namespace, and check the spelling of its names."""
+"""Load a program from a file, a module or a namespace, and check the spelling of its names."""
 
 import ast
 import dataclasses
@@ -20,7 +20,7 @@ from jaxddp.scripts import run_file
 
 BUILT_IN = "jaxddp.programs.classifier"
 MIN_LENGTH, SIMILARITY = 6, 0.85  # least values at which a name counts as a misspelt one
-# Words of other trainers for the names of a run file.
+# Words of other trainers for the names of a program.
 SYNONYMS = {
     "test_data": ("val_data", "valid_data", "validation_data", "eval_data", "dev_data", "val_dataset", "test_dataset"),
     "train_data": ("train_dataset", "training_data"),
@@ -126,7 +126,7 @@ def _defaults(values: Mapping[str, Any], unused: Mapping[str, bool] | None = Non
 def _variables(values: Mapping[str, Any]) -> set[str]:
     """Return the names of flags that set no flag in this file, but are variables of its code.
 
-    A port file without data for a trainer has only the flags that a check needs. An optimizer or a step of the file's
+    A program without data for a trainer has only the flags that a check needs. An optimizer or a step of the file's
     replaces the flags beside it; those that a check refuses there remain.
     """
     flags = {f.name for f in dataclasses.fields(TrainerConfig)}
@@ -164,4 +164,4 @@ def _check_spelling(values: Mapping[str, Any], unused: Mapping[str, bool]) -> No
         near = difflib.get_close_matches(name.lower(), absent, n=1, cutoff=SIMILARITY) if unused[name] else []
         meant = [n for n, words in SYNONYMS.items() if name in words and n in known]
         if near or (meant and not values.keys() & meant):
-            raise InputError(f"{name}: not a name of a run file; did you mean {' or '.join(near or meant)}?")
+            raise InputError(f"{name}: not a name of a program; did you mean {' or '.join(near or meant)}?")

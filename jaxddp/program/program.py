@@ -64,7 +64,7 @@ def replaced_flags(values: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Program:
-    """The names of a run file; see `jaxddp.program`.
+    """The names of a program; see `jaxddp.program`.
 
     Attributes:
         name: its path, or the name of its module, for messages.

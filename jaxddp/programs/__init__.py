@@ -1,1 +1,1 @@
-"""Run files of the package: the trainers' program if they are given no file."""
+"""Programs of the package: the trainers' program if they are given no file."""

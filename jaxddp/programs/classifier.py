@@ -1,6 +1,6 @@
 """The program of `jaxddp train` without a file: a classifier of digits, of names, or of arrays of the user's.
 
-A run file as a user writes one; each function imports its framework, since either trainer runs without the other's.
+A program as a user writes one; each function imports its framework, since either trainer runs without the other's.
 """
 
 import contextlib

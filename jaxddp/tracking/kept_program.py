@@ -50,7 +50,7 @@ def keep_flags(program: Program, folder: Path) -> None:
 def resumed_configs(folder: Path, default: Config) -> tuple[Config, Config]:
     """Return the configuration of the run in a folder, and the one with which it goes on if no flag is given.
 
-    The second has the flags and options whose values have changed in the run file since.
+    The second has the flags and options whose values have changed in the program since.
 
     Args:
         default: configuration of the file as it is now.

@@ -124,7 +124,7 @@ def check_same_data(folder: Path, digests: Mapping[str, str], program: str | Non
     """Raise `InputError` unless the run to resume had data with these digests.
 
     Args:
-        program: the run file that gives the data; None: they come from --data-path.
+        program: the program that gives the data; None: they come from --data-path.
 
     A run that was killed before it wrote digests has no step yet, and may have any data.
 

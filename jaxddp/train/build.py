@@ -58,7 +58,7 @@ def build(config: TrainerConfig, cluster: Cluster | None = None, program: Progra
         tests = [digest for name, digest in data.digests.items() if name != "train"]
         read = {"training data": train_digest, "test data": ", ".join(tests)}
         from_where = program.name if program.path else "--dataset, --data-path"
-        check_same({"programs": program_digest(program)}, replicas, "all must have the same run file")
+        check_same({"programs": program_digest(program)}, replicas, "all must have the same program")
         check_same(read, replicas, f"all must read the same ({from_where})")
     try:
         loader = make_loader(config, data, replicas, program)

@@ -29,7 +29,7 @@ def tell_others(argv: Sequence[str], reason: str) -> None:
 
 
 def request_devices(argv: Sequence[str]) -> None:
-    """Request the CPU devices that the flags ask for before a run file is loaded, whose top level may start jax."""
+    """Request the CPU devices that the flags ask for before a program is loaded, whose top level may start jax."""
     with contextlib.suppress(ValueError, InputError):  # reported when the flags are parsed
         cluster = _cluster_of(argv)
         processes = 1 if cluster is None else cluster.num_processes

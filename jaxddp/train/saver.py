@@ -150,7 +150,7 @@ class Saver:
         return ddp.place_state(dataclasses.replace(restored, step=reached))
 
     def with_last_good(self, error: TrainingError) -> TrainingError:
-        """Return an error with NaN in a run file's data, and the newest checkpoint that is intact, in its message."""
+        """Return an error with NaN in a program's data, and the newest checkpoint that is intact, in its message."""
         if isinstance(error, NotFiniteError) and self._run.program.path and (place := self._run.data.place_of_nan()):
             error = NotFiniteError(f"{error}; {place}")
         try:

@@ -47,7 +47,7 @@ def run(program: Any = None, **flags: Any) -> Result:
     """Train a program from Python, as `jaxddp train` does from the command line.
 
     Args:
-        program: path of a run file, a module, a mapping or an object with the names of one, see `jaxddp.program`;
+        program: path of a program, a module, a mapping or an object with the names of one, see `jaxddp.program`;
             None: the built-in classifier.
         flags: the trainer's flags and the program's options, by their names in Python: `epochs=3`.
 

@@ -1,4 +1,4 @@
-"""Run files that cannot be used: each is refused in one line, by both trainers."""
+"""Programs that cannot be used: each is refused in one line, by both trainers."""
 
 import os
 from collections.abc import Callable
@@ -19,7 +19,7 @@ BAD_FILES: list[tuple[str, str, str]] = [
     (
         LINE,
         f"{LINE}\nglobal_batch_siz = 3\ndel global_batch_size",
-        "global_batch_siz: not a name of a run file",
+        "global_batch_siz: not a name of a program",
     ),
     ('"sgd", 0.05', '"sgd", "fast"', "lr = 'fast': is a flag of the trainers, and must be float"),
     ('"sgd", 0.05', '"sdg", 0.05', "optimizer sdg: unknown; did you mean sgd?"),

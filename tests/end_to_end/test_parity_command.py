@@ -117,7 +117,7 @@ def test_names_are_written_into_the_port_and_checked_again(tmp_path: Path, capsy
     port = write(tmp_path, *RENAMED, more="names = {}\n")
     assert exit_code(port, *FEW, "--dtype", "float64") == 2
     table = 'names = {\n    "inner": "fc1",\n}'
-    assert f"perhaps, in the port file (--write-names writes it there):\n{table}\n" in capsys.readouterr().out
+    assert f"perhaps, in the program (--write-names writes it there):\n{table}\n" in capsys.readouterr().out
     assert exit_code(port, *FEW, "--dtype", "float64", "--write-names") == 0
     assert f"names: written into {port}\n" in capsys.readouterr().out
     assert port.read_text().endswith(f"{table}\n")

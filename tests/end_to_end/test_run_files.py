@@ -1,4 +1,4 @@
-"""Run files: a program of the user's in one file, trained alike by both trainers."""
+"""A user's program in one file, trained alike by both trainers."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Data of run files: read, put together, located where they are wrong, and evaluated once."""
+"""Data of programs: read, put together, located where they are wrong, and evaluated once."""
 
 import dataclasses
 import re

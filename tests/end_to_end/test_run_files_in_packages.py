@@ -1,4 +1,4 @@
-"""A run file of a package, with options of every kind and workers, trained by both commands and resumed."""
+"""A program of a package, with options of every kind and workers, trained by both commands and resumed."""
 
 import os
 import subprocess

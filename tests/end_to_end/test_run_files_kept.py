@@ -1,4 +1,4 @@
-"""Run files and the run folder: what is kept, and resumed runs."""
+"""Programs and the run folder: what is kept, and resumed runs."""
 
 import dataclasses
 import json

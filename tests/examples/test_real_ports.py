@@ -77,7 +77,7 @@ def test_every_port_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_the_glue_is_short(name: str) -> None:
-    """Count a port file's lines but for its docstring, its table of names, comments and blank lines."""
+    """Count a program's lines but for its docstring, its table of names, comments and blank lines."""
     body = ast.parse(text := (PORTS / name / "port.py").read_text()).body
     tables = [node for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "names"]
     left_out = {number for node in (body[0], *tables) for number in range(node.lineno, (node.end_lineno or 0) + 1)}

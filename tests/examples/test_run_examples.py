@@ -1,4 +1,4 @@
-"""Run files in examples/: both trainers compute the same losses from files of data, and the check says equal."""
+"""Programs in examples/: both trainers compute the same losses from files of data, and the check says equal."""
 
 import ast
 import dataclasses

@@ -1,4 +1,4 @@
-"""Right run files with an evaluation, in three styles of JAX, as text; tests plant faults by replacing pieces."""
+"""Right programs with an evaluation, in three styles of JAX, as text; tests plant faults by replacing pieces."""
 
 DATA = """
 import numpy as np

@@ -1,4 +1,4 @@
-"""A run file in both frameworks, small, and its variants."""
+"""A program in both frameworks, small, and its variants."""
 
 import dataclasses
 from pathlib import Path
@@ -143,7 +143,7 @@ def assert_same(one: list[dict[str, float]], other: list[dict[str, float]]) -> N
 
 
 def write(folder: Path, *changes: Change, name: str = "run.py", more: str = "") -> Path:
-    """Write the run file, with replacements and further lines, into a folder."""
+    """Write the program, with replacements and further lines, into a folder."""
     text = FILE
     for before, after in changes:
         assert before in text, before

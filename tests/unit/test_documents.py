@@ -11,7 +11,7 @@ from tests.support.transcripts import BLOCK, NOT_RUN, Transcript, transcripts
 ROOT = Path(__file__).parents[2]
 TEXTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 PATH = re.compile(r"`((?:jaxddp|torch_ref|tests|examples|benchmarks|docs)/[\w./*-]*)`")
-TEST = re.compile(r"`(test_(?!data`)\w+)`")  # `test_data` is a name of run files
+TEST = re.compile(r"`(test_(?!data`)\w+)`")  # `test_data` is a name of programs
 LINK = re.compile(r"\]\(([\w./-]+)(?:#[\w-]*)?\)")
 
 

@@ -184,7 +184,7 @@ def test_only_parity_imports_torch_and_torch_ref() -> None:
     for path, tree in sources(JAXDDP).items():
         if not path.startswith("parity/") or path.startswith(NO_TORCH):
             assert not imported(tree) & TORCH, path
-        if not path.startswith(("parity/", "programs/")):  # a run file has both sides, in functions
+        if not path.startswith(("parity/", "programs/")):  # a program has both sides, in functions
             assert not imported(tree) & {"torch_ref"}, path
             imports = {name for name in imported_names(tree) if name.startswith("jaxddp.parity")}
             assert imports <= CONVERTS.get(path, set()), path

@@ -102,7 +102,7 @@ FAULTS: dict[str, Fault] = {
         "the values are right but in another order: a kernel's axes, or the axes that were flattened",
         "split an axis into the reference's axes, in its order; transpose to torch's order (N, C, H, W) before "
         "flattening, x.transpose(0, 3, 1, 2).reshape(len(x), -1), or "
-        "declare flax's order in the port file, names = {layer: flattened(layer, (C, H, W))}; store kernels as "
+        "declare flax's order in the program, names = {layer: flattened(layer, (C, H, W))}; store kernels as "
         "(H, W, in, out)",
     ),
     "reduced_precision_matmul": Fault(

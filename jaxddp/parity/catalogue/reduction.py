@@ -84,7 +84,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "clip_norm": Fault(
         "clipping starts at another norm than in the reference, or at each tensor's own, or only one side clips",
-        "give both sides the same max_norm: clip_grad_norm = max_norm in the port file, or "
+        "give both sides the same max_norm: clip_grad_norm = max_norm in the program, or "
         "optax.stateless(lambda g, _: jaxddp.optim.clip_by_global_norm(g, max_norm)[0]) in the chain; if the "
         "reference does not clip, do not clip in the port",
     ),
@@ -102,7 +102,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "clip_missing": Fault(
         "gradients are not clipped where the reference clips them",
-        "set clip_grad_norm = max_norm, or clip_grad_value, in the port file, or put optax.stateless(lambda g, _: "
+        "set clip_grad_norm = max_norm, or clip_grad_value, in the program, or put optax.stateless(lambda g, _: "
         "jaxddp.optim.clip_by_global_norm(g, max_norm)[0]), or optax.clip(value), before the optimizer; if the port "
         "clips already, give it the reference's value, or norm, of all gradients together, before the optimizer",
     ),

@@ -45,7 +45,7 @@ def convert(options: ConvertOptions, flags: Sequence[str] = ()) -> None:
     """Convert the file and print which array became which.
 
     Args:
-        flags: those of a run file's options.
+        flags: those of a program's options.
 
     Raises:
         InputError: the port or the file cannot be used, or they do not match; nothing is written then.

@@ -14,7 +14,7 @@ class EditedFiles:
     """Texts of the files in a port's folder, which are never written.
 
     Args:
-        port: the port file.
+        port: the program.
 
     Attributes:
         texts: path -> text of the files that patches edit.

@@ -1,6 +1,6 @@
 """A port: a PyTorch training loop and its translation into JAX.
 
-A port file is plain Python whose top-level names are the fields of `Port`:
+A program is plain Python whose top-level names are the fields of `Port`:
 
     def torch_model(): return TorchNet()
     def jax_model(): return FlaxNet(nnx.Rngs(0))

@@ -1,4 +1,4 @@
-"""Load port files and check their fields."""
+"""Load ports from programs, and check their fields."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -54,8 +54,8 @@ class PortFile:
 
     Attributes:
         path: a Python file; see `jaxddp.parity.port`.
-        world_size: number of replicas, over which a run file's `train_data` are distributed.
-        flags: flags of a run file, see `load_port`.
+        world_size: number of replicas, over which a program's `train_data` are distributed.
+        flags: flags of a program, see `load_port`.
         texts: (path, text) of files that are read in place of those in its folder.
     """
 
@@ -115,12 +115,12 @@ def check_flags_of_port(path: str, flags: Sequence[str], refuse: Callable[[], An
 
 
 def load_port(path: str | Path, world_size: int = 1, flags: Sequence[str] = ()) -> Port:
-    """Load a port file or a run file (see `jaxddp.program`), and make a port of its names.
+    """Load a program (see `jaxddp.program`), and make a port of its names.
 
-    A run file's batches are those of both trainers.
+    The batches of `train_data` are those of both trainers.
 
     Args:
-        world_size: number of replicas, over which a run file's `train_data` are distributed.
+        world_size: number of replicas, over which a program's `train_data` are distributed.
         flags: those of the file's options and of the trainers, in place of the values that the file gives them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Write the statement `names = {...}` of a port file."""
+"""Write the statement `names = {...}` of a program."""
 
 import ast
 import re
@@ -56,7 +56,7 @@ def no_twin_line(names: Sequence[str]) -> str:
 
 
 def with_names(text: str, names: Mapping[str, str | Rule], no_twin: Sequence[str] = ()) -> str:
-    r"""Put this table into a port file's text, in place of the old one or at the end, with the import that it needs.
+    r"""Put this table into a program's text, in place of the old one or at the end, with the import that it needs.
 
     If `no_twin` has names, put in that statement, too.
 

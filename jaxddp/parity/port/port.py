@@ -38,7 +38,7 @@ class Facts:
         casts: dtypes that torch's loss casts to.
         moves_weights: torch's loss, or a `torch_step`, changes parameters of a large model in place.
         no_twin: constants that are not compared.
-        unchecked: flags that a run file sets, and that the check leaves out.
+        unchecked: flags that a program sets, and that the check leaves out.
         intended: what the port means to differ in, and its reason, in pairs.
         evaluation: functions of an evaluation that the port has, of `EVALUATION`.
     """
@@ -131,12 +131,12 @@ class Port:
             state takes (params, state, batch). It is the same function for both sides.
         metrics: (outputs of `predict`, batch) -> metrics by name, each one value per example, or a mean.
         torch_metrics, jax_metrics: replace `metrics` on their side.
-        test_data: examples of the evaluation; None: those of the run. In a run file the losses are then part of the
+        test_data: examples of the evaluation; None: those of the run. In a program the losses are then part of the
             evaluation, as in the trainers.
         names: jax prefixes to torch prefixes, where the two differ, or to rules; see `jaxddp.parity.port.rules`.
         transpose_kernel: see `jaxddp.parity.convert.Converter`.
         no_twin: names of constants, such as causal masks, that one of the two models holds as a buffer.
-        unchecked: flags for the trainers that the check leaves out, which the report names; set for a run file.
+        unchecked: flags for the trainers that the check leaves out, which the report names; set for a program.
         intended: what the port means to differ in -> its reason: "initialisation", "rates" after the
             run's length, or another kind of trial beyond the run, of `jaxddp.parity.coverage.TRIALS`.
 

@@ -20,7 +20,7 @@ def replace_files(texts: Texts, port: Path) -> None:
 
     Args:
         texts: path -> text.
-        port: the port file.
+        port: the program.
     """
     fresh = {os.path.realpath(path): text for path, text in texts.items()}
     if fresh == _texts:

@@ -1,4 +1,4 @@
-"""Batches of a run file in a check: those of each trainer's own loader. Imports each framework where it is used."""
+"""Batches of a program in a check: those of each trainer's own loader. Imports each framework where it is used."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -31,7 +31,7 @@ from jaxddp.parity.recordings.samples import dealt_otherwise, numbered
 from jaxddp.parity.report.report import Report
 
 NEEDS = (
-    "a replay of the loss, which a recording does not hold: put both models and losses into a port file, "
+    "a replay of the loss, which a recording does not hold: put both models and losses into a program, "
     "jaxddp check PROGRAM.py"
 )
 NEEDS_GRADIENTS = (
@@ -44,7 +44,7 @@ def compare_runs(torch_run: str | Path, jax_run: str | Path, names: Names | None
 
     Args:
         torch_run, jax_run: folders of the recordings.
-        names: JAX's names to torch's, as in a port file; None: they are paired by names, shapes, order and values.
+        names: JAX's names to torch's, as in a program; None: they are paired by names, shapes, order and values.
 
     Returns:
         The report, in the form of a check's: `str(report)` is text, `report.verdict` "equal", "different" or

@@ -50,7 +50,7 @@ def find_twins(torch_run: Recording, jax_run: Recording, names: Names | None = N
 
     Args:
         torch_run, jax_run: recordings.
-        names: lines of a port file's table; None: none are given.
+        names: lines of a program's table; None: none are given.
     """
     model, given = _Models(torch_run, jax_run), dict(names or {})
     twins = _proposed(model, given, ()) or _proposed(model, given, model.constants(given))
@@ -58,7 +58,7 @@ def find_twins(torch_run: Recording, jax_run: Recording, names: Names | None = N
 
 
 def read_names(path: Path) -> Table:
-    """Read a table from a file: `names = {...}` of a port file, which is not executed, or the braces alone.
+    """Read a table from a file: `names = {...}` of a program, which is not executed, or the braces alone.
 
     Raises:
         InputError: the file has no such table.

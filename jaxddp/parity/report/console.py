@@ -162,7 +162,7 @@ def _verdict_lines(findings: Findings) -> Iterator[str]:
     if len(others) > MOST_PROBLEMS:
         yield f"problem: and {count(len(others) - MOST_PROBLEMS, 'other')}"
     if findings.names or findings.no_twin:
-        yield "perhaps, in the port file (--write-names writes it there):"
+        yield "perhaps, in the program (--write-names writes it there):"
         yield from [line for line in [import_line(findings.names)] if line]
     if findings.no_twin:
         yield f"{no_twin_line(findings.no_twin)}  # constants, or buffers that one side alone has"

@@ -1,4 +1,4 @@
-"""List the correct ports to edit: nine of `tests.faults.outside`, two run files and two of other styles."""
+"""List the correct ports to edit: nine of `tests.faults.outside`, two programs and two of other styles."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 STEPS = 3  # of each check; a schedule that differs later only shows beyond the run
 WORLD_SIZE = 2
 HALVES = ("jax", "torch")
-# Names of a port file that both halves use; what they reach is not edited, nor are the tables of names.
+# Names of a program that both halves use; what they reach is not edited, nor are the tables of names.
 SHARED = frozenset(
     {"batch", "train_data", "test_data", "augment", "Options", "names", "no_twin", "steps_per_epoch", "clip_grad_norm"}
     | {"accumulation_steps", "epochs", "global_batch_size", "optimizer", "lr", "predict", "metrics"}
@@ -37,7 +37,7 @@ class ExamPort:
     Attributes:
         name: name of the port.
         texts: file -> its text.
-        port: name of the port file.
+        port: name of the program.
         halves: "jax" and "torch" -> name of the file that has this half.
     """
 
@@ -58,7 +58,7 @@ class ExamPort:
         return source.reached(own) - source.reached(SHARED.union(*fields.values()))
 
     def write(self, folder: Path, half: str = "jax", text: str | None = None) -> Path:
-        """Write the port into an empty folder, perhaps with another text for a half; return the port file."""
+        """Write the port into an empty folder, perhaps with another text for a half; return the program."""
         for name, own in self.texts.items():
             (folder / name).write_text(text if text is not None and name == self.halves[half] else own)
         return folder / self.port

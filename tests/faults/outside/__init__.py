@@ -19,10 +19,10 @@ __all__ = ["OUTSIDE", "PORTS", "STEPS", "WORLD_SIZE", "OutsideFault", "write_cor
 
 
 def write_port(fault: OutsideFault, folder: Path) -> Path:
-    """Write the port with the fault into an empty folder, and return the path of the port file."""
+    """Write the port with the fault into an empty folder, and return the path of the program."""
     return write_files(fault.port, fault.edits, folder)
 
 
 def write_correct_port(port: str, folder: Path) -> Path:
-    """Write the port without a fault into an empty folder, and return the path of the port file."""
+    """Write the port without a fault into an empty folder, and return the path of the program."""
     return write_files(port, (), folder)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-# Names of a port file that the two files of a port may define.
+# Names of a program that the two files of a port may define.
 FIELDS = {
     "torch": ("torch_model", "torch_loss", "torch_step", "torch_batch", "torch_optimizer", "torch_scheduler")
     + ("configure_optimizers", "batch", "steps_per_epoch", "clip_grad_norm", "torch_clip_grad_norm"),
@@ -119,7 +119,7 @@ def port_texts(port: str, edits: tuple[tuple[str, str], ...]) -> dict[str, str]:
 
 
 def write_files(port: str, edits: tuple[tuple[str, str], ...], folder: Path) -> Path:
-    """Write the files of `port_texts`; return the path of the port file."""
+    """Write the files of `port_texts`; return the path of the program."""
     for name, text in port_texts(port, edits).items():
         (folder / name).write_text(text)
     return folder / "port.py"

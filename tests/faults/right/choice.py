@@ -62,7 +62,7 @@ class RightPort:
     Attributes:
         name: family and styles.
         styles: axis -> style.
-        texts: file -> text; the port file is "port.py".
+        texts: file -> text; the program is "port.py".
     """
 
     name: str
@@ -70,7 +70,7 @@ class RightPort:
     texts: dict[str, str]
 
     def write(self, folder: Path, *edits: tuple[str, str]) -> Path:
-        """Write the port into a folder, with pieces of its JAX half replaced; return the port file.
+        """Write the port into a folder, with pieces of its JAX half replaced; return the program.
 
         Raises:
             ValueError: the JAX half does not have a piece once.
@@ -163,7 +163,7 @@ def _style(axis: str, text: Text, styles: Styles, framework: str) -> str:
 
 
 def _optimizers(name: str, family: Family, styles: Styles) -> tuple[dict[str, str], list[str]]:
-    """Return the text of both optimizers, and lines of the port file."""
+    """Return the text of both optimizers, and lines of the program."""
     kind = styles.choose("optimizer", [x for x in OPTIMIZERS if not (family.frozen and x in ("adamw", "two_rates"))])
     schedule = styles.choose("schedule", SCHEDULES)
     made = OPTIMIZERS[kind].torch[styles.choose(f"torch {kind}", OPTIMIZERS[kind].torch)]

@@ -42,7 +42,7 @@ def in_jax(old: str, new: str) -> Edit:
 
 
 def in_port(old: str, new: str) -> Edit:
-    """Return an edit of the port file."""
+    """Return an edit of the program."""
     return Edit(PORT, old, new)
 
 

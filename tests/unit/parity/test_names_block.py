@@ -1,4 +1,4 @@
-"""Tables of names are written into port files, with the import that their rules need."""
+"""Tables of names are written into programs, with the import that their rules need."""
 
 import pytest
 

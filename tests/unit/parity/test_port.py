@@ -1,4 +1,4 @@
-"""Port files: loading them, and the one-line errors for bad ones."""
+"""Programs: loading them, and the one-line errors for bad ones."""
 
 import re
 import sys
@@ -132,7 +132,7 @@ def test_the_schedule_of_a_run_file_spans_the_run(tmp_path: Path) -> None:
         (("accumulation_steps = 2", "accumulation_steps = 0"), "accumulation_steps 0: must be at least 1"),
         (
             ("accumulation_steps = 2", "acumulation_steps = 2"),
-            "acumulation_steps: not a name of a run file; did you mean accumulation_steps?",
+            "acumulation_steps: not a name of a program; did you mean accumulation_steps?",
         ),
         (("accumulation_steps = 2", "1 / 0"), "line 11: ZeroDivisionError: division by zero"),
     ],

@@ -1,4 +1,4 @@
-"""Names of a run file that would be ignored without a word, and files that run themselves or lie in packages."""
+"""Names of a program that would be ignored without a word, and files that run themselves or lie in packages."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def write(folder: Path, text: str, name: str = "run.py") -> Path:
 )
 def test_an_unused_name_close_to_a_known_one_is_refused(line: str, meant: str, tmp_path: Path) -> None:
     path = write(tmp_path, f"DATA = 1\n{line}\n{DATA}")
-    with pytest.raises(InputError, match=rf"^{path}: \w+: not a name of a run file; did you mean {meant}\?$"):
+    with pytest.raises(InputError, match=rf"^{path}: \w+: not a name of a program; did you mean {meant}\?$"):
         load_program(path)
 
 
@@ -107,7 +107,7 @@ def test_a_dtype_may_be_an_object(library: str, tmp_path: Path) -> None:
     ("more", "flags", "rate", "decay"),
     [("", [], 1e-3, None), ("lr = 0.5\n", [], 0.5, None), ("lr = 0.5\n", ["--lr", "2", "--weight-decay", "1"], 2, 1)],
 )
-@pytest.mark.parametrize("data", [DATA, ""])  # a run file and a port file
+@pytest.mark.parametrize("data", [DATA, ""])  # with and without data
 @pytest.mark.parametrize(("trainer", "name"), [(TrainerConfig, "jax"), (TorchTrainerConfig, "torch")])
 def test_an_optimizer_reads_the_rate_of_the_file_or_of_a_flag(
     trainer: type[TrainerConfig],

@@ -1,4 +1,4 @@
-"""Options of a run file in every kind: as flags, in config.json, in a resumed run, and in another process."""
+"""Options of a program in every kind: as flags, in config.json, in a resumed run, and in another process."""
 
 import dataclasses
 import pickle

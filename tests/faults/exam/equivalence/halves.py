@@ -16,7 +16,7 @@ from .jaxprs import array_digest, hashed
 
 Arrays = Mapping[str, np.ndarray]
 BATCHES = 50  # steps of which both ranks' batches are compared
-EXAMPLES = 8  # of a run file's data in a batch
+EXAMPLES = 8  # of a program's data in a batch
 
 
 class Unprovable(Exception):
@@ -60,7 +60,7 @@ def _module(folder: Path, file: str) -> Any:
 
 
 def called(function: Callable[..., Any], names: Mapping[str, Any], *arguments: Any) -> Any:
-    """Call a function of a run file or a port, with the file's options and configuration if it names them."""
+    """Call a function of a program or a port, with the file's options and configuration if it names them."""
     options = names["Options"]() if "Options" in names else None
     further = {"options": options, "config": SimpleNamespace(seed=0)}
     signature = inspect.signature(function.__init__ if inspect.isclass(function) else function)
@@ -69,7 +69,7 @@ def called(function: Callable[..., Any], names: Mapping[str, Any], *arguments: A
 
 
 def batch_of(names: Mapping[str, Any], side: str) -> dict[str, np.ndarray]:
-    """Return a batch of a port, or the first examples of a run file's data."""
+    """Return a batch of a port, or the first examples of a program's data."""
     draw = names.get(f"{side}_batch", names.get("batch"))
     if draw is not None:
         batch = draw(0, 0)

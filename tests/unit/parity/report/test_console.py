@@ -248,8 +248,8 @@ def test_malformed_json_is_refused(text, message):
 
 
 def test_a_cause_that_was_not_sought_is_told_with_what_it_needs():
-    difference = Difference("local_loss", 1, "loss", 0.1, 1e-5, needs="a port file")
+    difference = Difference("local_loss", 1, "loss", 0.1, 1e-5, needs="a program")
     report = Report("torch_run jax_run", 2, 10, "float32", differences=(difference,))
-    assert "cause  not sought: it needs a port file" in str(report)
-    assert "its cause needs a port file" in page.to_html(report)
+    assert "cause  not sought: it needs a program" in str(report)
+    assert "its cause needs a program" in page.to_html(report)
     assert "unexplained" not in str(report)
