@@ -21,7 +21,7 @@ COMMON_STEP = (
 
 
 def is_flag(config: TrainerOptions, name: str) -> bool:
-    """Return whether an option is one of the trainer's, or of the built-in program's, and not one of a user's program."""
+    """Return whether an option is the trainer's or the built-in program's, and not one of a user's program."""
     return hasattr(TrainerOptions, name) or (isinstance(config, BuiltInOptions) and hasattr(BuiltInOptions, name))
 
 

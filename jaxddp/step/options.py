@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import optax
@@ -105,6 +105,32 @@ class StepOptions:
             raise InputError("swa: cannot be combined with ema_decay; a run keeps one average")
         if self.local_sgd is not None:
             check_combines_with_local_sgd(self, "local_sgd")
+
+
+class StepKeywords(TypedDict, total=False):
+    """The fields of `StepOptions` as keyword arguments."""
+
+    loss_normalization: str
+    clip_grad_norm: float | None
+    clip_grad_value: float | None
+    remat: bool
+    comm_hook: CommHook | Callable[[Params], Params] | None
+    keep_buffers: str
+    ema_decay: float | None
+    swa: bool
+    frozen: tuple[str, ...]
+    find_unused_parameters: bool | None
+    gradient_hooks: tuple[GradientHook, ...]
+    shard_optimizer: bool
+    group_of: Callable[[str], int] | None
+    divide_by_initial_world_size: bool
+    scaler: GradScaler | None
+    log_gradients: tuple[str, ...]
+    is_logged: Callable[[jax.Array], jax.Array] | None
+    lr: optax.ScalarOrSchedule | None
+    detect_anomaly: bool
+    skip_nonfinite: bool
+    local_sgd: PostLocalSGD | None
 
 
 def options(config: TrainerConfig, functional: AnyFunctional) -> dict[str, Any]:

@@ -308,3 +308,8 @@ def test_the_operations_of_products_are_counted_over_micro_batches_and_steps() -
     per_example = 2 * FEATURES * FEATURES * TOKENS * (3 * 3 - 1)
     for steps, micro in ((1, (3,)), (4, (3,)), (2, (4, 4, 2))):
         assert ddp.product_flops(ddp.init(), dealt(2, steps, micro)) == pytest.approx(per_example / 2, rel=1e-9)
+
+
+def test_the_keywords_of_the_trainer_are_the_options_of_the_step() -> None:
+    declared = {field.name: field.type for field in dataclasses.fields(StepOptions)}
+    assert StepKeywords.__annotations__ == declared
