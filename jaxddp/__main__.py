@@ -1,4 +1,7 @@
-"""The command `jaxddp`, or `python -m jaxddp`: train, check, compare, convert, plan and doctor."""
+"""The command `jaxddp`, or `python -m jaxddp`: train, check, compare, convert, plan and doctor.
+
+It imports a command's module only when the command is given, since some take seconds.
+"""
 
 import signal
 import sys
@@ -14,7 +17,7 @@ COMMANDS = {
     "compare": ("jaxddp.parity.recordings.command", "compare the recordings of two training programs"),
     "convert": ("jaxddp.parity.convert.command", "convert weights between a port's two models"),
     "plan": ("jaxddp.plan.command", "predict memory and time of a run on GPUs, without GPUs"),
-    "doctor": ("jaxddp.cli.doctor", "say what is installed, what is missing, and which devices there are"),
+    "doctor": ("jaxddp.doctor", "say what is installed, what is missing, and which devices there are"),
 }
 
 
@@ -48,11 +51,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
         print(f"jaxddp {version('jaxddp')}")
         return
-    from jaxddp import cli
-    from jaxddp.errors import InputError, name_error
-
-    with cli.one_line_errors(show_traceback=False):
-        raise InputError(name_error("command", name, [*COMMANDS]))
+    with import_module("jaxddp.cli").one_line_errors(show_traceback=False):
+        import_module("jaxddp.errors").check_name("command", name, COMMANDS)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from jaxddp.parity.report.json_form import to_json
 from jaxddp.parity.report.page import MARK as PAGE
 from jaxddp.parity.report.page import to_html
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.report.terminal import show
 from jaxddp.parity.stopping import Stop, Stopped
 
 if TYPE_CHECKING:
@@ -142,14 +143,14 @@ def _main(options: CheckOptions, flags: Sequence[str], show_traceback: bool, sto
         reports = [_check_port(options, flags, stop)]
         unusable = [problem for problem in reports[0].problems if (problem.side, problem.where) == ("port", "file")]
         if not unusable:
-            print(reports[0])
+            show(str(reports[0]))
         if options.write_names and (reports[0].names or reports[0].no_twin) and not stop.why:
             _write_names(options.port, reports[0])
             if any(problem.where == "draws" for problem in reports[0].problems):
                 print("not checked again: the draws have no partner yet")
             else:
                 reports = [_check_port(options, flags, stop)]
-                print(f"\n{reports[0]}")
+                show(f"\n{reports[0]}")
     if show_traceback:
         for problem in (problem for report in reports for problem in report.problems if problem.trace):
             print(f"\n{problem.side}: {problem.where}: {problem.trace}", file=sys.stderr)

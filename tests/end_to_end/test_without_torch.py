@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxddp.__main__ import COMMANDS as COMMANDS_OF_JAXDDP
 from jaxddp.errors import INSTALLED_BY
 
 ROOT = Path(__file__).parents[2]
@@ -25,24 +26,21 @@ INSTALL = 'torch is not installed: pip install "torch>=2.9"'
 MINE = "examples/mine.py"
 LINE = 1 + (ROOT / MINE).read_text().splitlines().index("import torch")
 COMMANDS = {
-    "jaxddp.parity examples/ports/first_draft.py": INSTALL,
+    "jaxddp check examples/ports/first_draft.py": INSTALL,
     f"jaxddp.parity {MINE} --width 8": f"{MINE}: line {LINE}: {INSTALL}",
-    "jaxddp.parity --only linear": INSTALL,
-    "jaxddp.parity compare docs docs": INSTALL,
-    f"jaxddp.parity.convert {MINE} a.safetensors b.safetensors": INSTALL,
+    "jaxddp check --only linear": INSTALL,
+    "jaxddp compare docs docs": INSTALL,
+    f"jaxddp convert {MINE} a.safetensors b.safetensors": INSTALL,
     "torch_ref.train": INSTALL,
     f"torch_ref.train {MINE}": INSTALL,
-    f"jaxddp.train {MINE}": f"{MINE}: line {LINE}: {INSTALL}",
+    f"jaxddp train {MINE}": f"{MINE}: line {LINE}: {INSTALL}",
     f"jaxddp.train {MINE} --help": f"{MINE}: line {LINE}: {INSTALL}",
 }
-HELPS = (
-    "jaxddp.train",
-    "jaxddp.parity",
-    "jaxddp.parity compare",
-    "jaxddp.parity.convert",
-    "jaxddp.plan",
-    "torch_ref.train",
-)
+HELPS = {
+    **{f"jaxddp {name}": f"jaxddp {name}" for name in COMMANDS_OF_JAXDDP},
+    **{"jaxddp": "jaxddp COMMAND", "jaxddp.train": "jaxddp train", "jaxddp.parity": "jaxddp check"},
+    **{"jaxddp.parity compare": "jaxddp compare", "torch_ref.train": "python -m torch_ref.train"},
+}
 
 
 @pytest.fixture(scope="module", params=["hidden", "absent"])
@@ -82,7 +80,13 @@ def test_a_command_that_needs_torch_says_in_one_line_what_to_install(command: st
 def test_every_help_is_printed_without_torch(command: str, run: Run) -> None:
     ended = run(*command.split(), "--help")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "usage: python -m " in ended.stdout and "--" in ended.stdout
+    assert ended.stdout.startswith(f"usage: {HELPS[command]} ") and "--" in ended.stdout
+
+
+def test_the_doctor_says_what_lacks_torch(run: Run) -> None:
+    ended = run("jaxddp", "doctor")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "torch     missing for jaxddp check, " in ended.stdout and 'pip install "torch>=2.9"' in ended.stdout
 
 
 def test_jax_trains_without_torch(run: Run, tmp_path: Path) -> None:
@@ -111,9 +115,9 @@ def distributions(*extras: str) -> set[str]:
 
 
 def test_the_install_line_of_the_readme_brings_what_its_next_commands_import() -> None:
-    text = (ROOT / "README.md").read_text().partition("## Gallery")[0]
+    text = (ROOT / "README.md").read_text()
     extras = re.findall(r'pip install -e "\.\[([\w,]+)\]"', text)[0].split(",")
-    files = {*re.findall(r"python -m [\w.]+ (examples/[\w/]+\.py)", text)}
+    files = {*re.findall(r"jaxddp \w+ (examples/[\w/]+\.py)", text)}
     assert files >= {MINE, "examples/ports/first_draft.py"}
     known = packages_distributions()
     for path in files:
@@ -121,7 +125,8 @@ def test_the_install_line_of_the_readme_brings_what_its_next_commands_import() -
             assert {name.lower() for name in known[package]} & distributions(*extras), f"{path}: {package}"
 
 
-def test_what_installs_a_package_is_an_extra_that_has_it() -> None:
+def test_what_an_error_says_to_install_is_what_an_extra_brings() -> None:
+    brought = distributions(*tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     for package, requirement in INSTALLED_BY.items():
-        if (extra := re.fullmatch(r"jaxddp\[(\w+)\]", requirement)) is not None:
-            assert any(name.startswith(package) for name in distributions(extra[1])), package
+        if package not in ("PIL", "ray"):
+            assert re.split("[>=<]", requirement)[0] in brought, package

@@ -34,7 +34,7 @@ from tests.faults.exam.source import Source
 FOLDER = Path(__file__).parent / "exam"
 TENTH = 70  # mutants of a tenth of the exam
 # The exam as it was fixed. A new text of a port, another operator or choice gives another: then say so, and run all.
-DIGESTS = {"jax": "d45dea0550f85926", "torch": "3b3b5d4fc93bc1e2"}
+DIGESTS = {"jax": "d54d673d13cbcf84", "torch": "36efcd0a99482faa"}
 # Operator -> number of mutants of each half.
 OF_OPERATORS = {
     "number": (38, 15),

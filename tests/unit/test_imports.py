@@ -98,13 +98,13 @@ def test_pmap_is_used_once() -> None:
 
 # A folder may import folders in the rows above its own, but none in its own row.
 ORDER = [
-    ["errors", "state", "torch_layout"],
+    ["__main__", "errors", "state", "torch_layout"],
     ["files", "scripts", "signals"],
     ["config"],
     ["program"],
     ["data", "tracking", "distributed", "optim"],
     ["nn", "cli", "loader", "checkpoint"],
-    ["models", "comm_hooks"],
+    ["models", "comm_hooks", "doctor"],
     ["step"],
     ["data_parallel"],
     ["train"],
@@ -129,6 +129,7 @@ PARITY_ORDER = [
     ["reporting"],
     ["checking"],
     ["preload"],
+    ["command"],
     ["__main__"],
 ]
 # The part of jaxddp that torch_ref may import, since it imports neither jax nor torch.
@@ -311,7 +312,7 @@ def test_the_recorder_of_either_side_loads_only_its_own_framework(tmp_path: Path
     assert "jax" in loaded and not loaded & TORCH
 
 
-@pytest.mark.parametrize("module", ["compare.judge, jaxddp.parity.compare.layers", "__main__"])
+@pytest.mark.parametrize("module", ["compare.judge, jaxddp.parity.compare.layers", "command"])
 def test_comparing_records_and_reading_the_checks_flags_load_neither_framework(module: str) -> None:
     loaded = modules_after(f"import jaxddp.parity.{module}")
     assert "numpy" in loaded and not loaded & (JAX | TORCH)

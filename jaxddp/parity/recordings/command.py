@@ -16,6 +16,7 @@ from jaxddp.parity.report.json_form import MARK as JSON
 from jaxddp.parity.report.json_form import to_json
 from jaxddp.parity.report.page import MARK as PAGE
 from jaxddp.parity.report.page import to_html
+from jaxddp.parity.report.terminal import show
 
 PROG = "jaxddp compare"
 
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
     names = None if options.names is None else read_names(options.names)
     report = compare_runs(options.torch_run, options.jax_run, names)
-    print(report)
+    show(str(report))
     if options.json is not None:
         write_atomically(options.json, to_json(report).encode())
     if options.report is not None:

@@ -127,7 +127,6 @@ EQUIVALENTS = {
     ),
     "encoder/jax/keyword_added/62:62/0": _one_element(),
     "residual_convnet/jax/keyword_added/145:89/0": _one_element(),
-    "mine/jax/keyword_added/39:96/0": _one_element(),
     "encoder/torch/keyword_left_out/14:48/0": Equivalent(
         "small integers are exact in each type, and division gives the default type",
         _rates(dtype=torch.float64),

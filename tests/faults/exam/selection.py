@@ -1,6 +1,7 @@
 """Choose the mutants of the exam: edited halves of correct ports, once and for all, by the hash of their names."""
 
 import hashlib
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from .ports import PORTS, ExamPort
 
 SEED = "jaxddp, issue 49"
 COUNTS = {"jax": 500, "torch": 200}
+RENAMED = re.compile(r"\bjax_(?:model|loss|step|optimizer|batch|start|restore|metrics)\b")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,14 @@ class Mutant:
         """Return the port, half, operator, line, column and variant, as "gpt/jax/number/20:5/1"."""
         edit = self.edit
         return f"{self.port}/{self.half}/{edit.operator}/{edit.line}:{edit.column}/{edit.variant}"
+
+    @property
+    def first_name(self) -> str:
+        """Return the name when the exam was fixed: the fields of the JAX half began with flax_, not jax_."""
+        edit = self.edit
+        line = self.source.sources[self.half].text.splitlines()[edit.line - 1]
+        column = edit.column + len(RENAMED.findall(line[: edit.column - 1]))
+        return f"{self.port}/{self.half}/{edit.operator}/{edit.line}:{column}/{edit.variant}"
 
     @property
     def source(self) -> ExamPort:
@@ -76,7 +86,7 @@ def chosen(half: str) -> tuple[Mutant, ...]:
 def share_of_exam(share: float = 1.0) -> tuple[Mutant, ...]:
     """Return a share of all mutants, always the same ones; a larger share contains a smaller one."""
     mutants = [mutant for half in COUNTS for mutant in chosen(half)]
-    ranked = sorted(mutants, key=lambda mutant: _rank(f"share {mutant.name}"))
+    ranked = sorted(mutants, key=lambda mutant: _rank(f"share {mutant.first_name}"))
     return tuple(ranked[: max(1, round(share * len(ranked)))])
 
 
@@ -86,7 +96,7 @@ def _in_turn(half: str) -> Iterator[Mutant]:
     for name, port in PORTS.items():
         for edit in edits(port.sources[half], port.statements(half), half):
             cells[name, edit.operator].append(Mutant(name, half, edit))
-    queues = [sorted(cells[cell], key=lambda mutant: _rank(mutant.name)) for cell in sorted(cells, key=_rank)]
+    queues = [sorted(cells[cell], key=lambda mutant: _rank(mutant.first_name)) for cell in sorted(cells, key=_rank)]
     for number in range(max(map(len, queues))):
         yield from (queue[number] for queue in queues if number < len(queue))
 

@@ -1,5 +1,6 @@
 """Replica step: compared with arithmetic by hand and on virtual replicas, and as a compiled program."""
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from jaxddp.step import local_gradients
 from jaxddp.step.grad_scaler import GradScaler
 from jaxddp.step.gradient_hooks import GradientHook
 from jaxddp.step.loops import primitives
+from jaxddp.step.options import StepKeywords, StepOptions
 from tests.support.step_cases import CLASSES, FEATURES, TOKENS, Arrays, Net, dealt, distance, examples, first
 
 # Relative to an array's largest value; in comments, the measured difference.

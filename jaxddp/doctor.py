@@ -19,7 +19,6 @@ from jaxddp.errors import INSTALLED_BY
 CORE = ("jax", "flax", "optax", "numpy")
 # Extra -> its packages, and what needs them.
 EXTRAS = {
-    "torch": (("torch",), "jaxddp check, jaxddp convert, python -m torch_ref.train"),
     "plots": (("matplotlib",), "the picture of a run with --output"),
     "hub": (("transformers", "tokenizers", "pyarrow"), "checkpoints and data of Hugging Face"),
     "track": (("wandb", "mlflow"), "--track"),
@@ -55,9 +54,10 @@ class Finding:
 
 def findings() -> Iterator[Finding]:
     """Yield the lines of the report."""
-    yield Finding("jaxddp", f"{version('jaxddp')} in {Path(__file__).parents[1]}")
+    yield Finding("jaxddp", f"{version('jaxddp')} in {Path(__file__).parent}")
     yield Finding("python", f"{platform.python_version()} in {sys.prefix}, {platform.system()} {platform.machine()}")
     yield Finding("packages", ", ".join(f"{name} {version(name)}" for name in CORE))
+    yield _torch()
     for extra, (packages, needs) in EXTRAS.items():
         versions = {name: _version(name) for name in packages}
         found = [f"{name} {number}" for name, number in versions.items() if number]
@@ -67,6 +67,19 @@ def findings() -> Iterator[Finding]:
     yield from _devices()
     yield _memory()
     yield _cache()
+
+
+def _torch() -> Finding:
+    """Return torch's version, if it can be imported; another process tries, since a broken installation may crash."""
+    command = [sys.executable, "-c", "import torch; print(torch.__version__)"]
+    tried = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if tried.returncode == 0:
+        return Finding("torch", tried.stdout.strip())
+    last = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+    if last.startswith("ModuleNotFoundError: No module named 'torch'"):
+        needs = "jaxddp check, jaxddp convert and python -m torch_ref.train"
+        return Finding("torch", f'missing for {needs}: pip install "{INSTALLED_BY["torch"]}"')
+    return Finding("torch", f"cannot be imported: {last[:200]}", wrong=True)
 
 
 def _version(name: str) -> str:
