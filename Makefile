@@ -5,6 +5,7 @@
 # make lint     ruff and the types
 # make mutants  the check's verdict on edited ports      make mutants SHARE=1 ARGS="--scores scores.jsonl"
 # make bench    speed beside torch DDP and other JAX     make bench ARGS="--workloads mlp --devices 2"
+# make newcomer what the README says, in an empty environment   make newcomer ARGS=--pip-cache
 # make gpu      all that takes a GPU, in 40 minutes      make gpu SMOKE=1   (tiny, on CPU devices)
 # make docs     the site, into site/
 #
@@ -44,7 +45,7 @@ endef
 OLD_PROCESSOR := $(addprefix tests/equivalence/test_,matrix.py comm_hooks.py amp.py anomaly.py) \
 	$(addprefix tests/unit/,comm_hooks data nn optim) jaxddp/nn jaxddp/optim jaxddp/comm_hooks jaxddp/data
 
-.PHONY: train test test-all test-quarter test-old-processor test-without-torch lint mutants bench gpu docs clean
+.PHONY: train test test-all test-quarter test-shard-map test-old-processor test-without-torch lint mutants newcomer bench gpu docs clean
 
 train: .venv/installed-train
 	$(BIN)/jaxddp train $(ARGS)
@@ -66,6 +67,10 @@ QUARTER ?= $(shell echo $$(($$(git rev-list --count --first-parent HEAD) % 4)))
 test-quarter: .venv/installed-test .venv/cuda-plugin
 	$(call side_by_side,-m large --quarter $(QUARTER))
 
+# Replicas mapped by shard_map give the bits of pmap, in all of tests/equivalence.
+test-shard-map: .venv/installed-test
+	$(BIN)/python -m pytest --shard-map $(COMPILER) tests/equivalence
+
 # What depends on the processor, as older ones without AVX2 would compute it.
 test-old-processor: .venv/installed-test
 	XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest $(OLD_PROCESSOR)
@@ -83,6 +88,9 @@ lint: .venv/installed-dev
 SHARE ?= 0.75
 mutants: .venv/installed-test
 	$(BIN)/python -m benchmarks.scoreboard --parts exam --share $(SHARE) $(ARGS)
+
+newcomer:
+	$(PYTHON) benchmarks/newcomer.py $(ARGS)
 
 bench: .venv/installed-test
 	$(BIN)/python -m benchmarks $(ARGS)

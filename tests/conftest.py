@@ -39,6 +39,7 @@ LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quarter", type=int, choices=range(4), help="run only this quarter of the selected tests")
+    parser.addoption("--shard-map", action="store_true", help="map replicas by shard_map, and compare with pmap")
     parser.addoption("--fast-compiler", action="store_true", help=f"set XLA_FLAGS={FAST_COMPILER} where jaxlib has it")
 
 
@@ -46,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
     if config.getoption("--fast-compiler"):
         compile_faster()
+    if config.getoption("--shard-map"):
+        os.environ["JAXDDP_MAPPED_BY"] = "shard_map"
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as below a script's `make test &`; children inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     prepare(8, "cpu")  # starts XLA, which reads its flags once

@@ -7,6 +7,7 @@ devices (`Replicas`, by `jax.pmap`) and on one (`VirtualReplicas`, by `jax.vmap`
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,7 +17,9 @@ from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxddp.distributed.collectives import AXIS_NAME, all_gather, broadcast
+from jaxddp.errors import check_name
 
+WAYS = ("pmap", "shard_map")  # to map a function over the devices
 Tree = TypeVar("Tree")
 Axes = Any  # None: the same on all replicas; 0: one slice per replica; or a tree of these
 
@@ -26,6 +29,11 @@ class Replicas:
 
     Args:
         devices: devices of all replicas, in rank order; all processes pass the same list.
+        mapped_by: "pmap", or "shard_map" for `jax.jit(jax.shard_map(..., check_vma=False))`, which gives the same bits;
+            None: the environment's JAXDDP_MAPPED_BY, by default pmap.
+
+    Raises:
+        InputError: `mapped_by` is another word.
 
     Attributes:
         devices: devices of all replicas, in rank order.
@@ -40,7 +48,9 @@ class Replicas:
     7.0
     """
 
-    def __init__(self, devices: Sequence[jax.Device]):
+    def __init__(self, devices: Sequence[jax.Device], mapped_by: str | None = None):
+        self.mapped_by = mapped_by or os.environ.get("JAXDDP_MAPPED_BY") or WAYS[0]
+        check_name("mapped_by", self.mapped_by, WAYS)
         self.devices = list(devices)
         self.world_size = len(self.devices)
         here = jax.process_index()
@@ -149,6 +159,8 @@ class Replicas:
         # With axis None a value keeps its shape, and each device holds a copy, which a step may donate and return.
         # Stacked values (axis 0 for all) would be copied at each step, and sliced before they are saved or compared.
         # What comes back with None is replica 0's: nothing here would notice that the others differ.
+        if self.mapped_by == "shard_map":
+            return self._by_shard_map(function, in_axes, out_axes, donate, compiler_options)
         in_jit = self.in_one_process  # inside of jit, pmap takes this process's devices for all
         # jax.pmap is in maintenance mode, so this is its only use. In jit, a call takes less time of the main thread:
         # one of the default job at 1 replica 0.24 ms instead of 0.3. And pmap takes no options.
@@ -169,6 +181,58 @@ class Replicas:
             donate_argnums=donate,
             compiler_options=dict(compiler_options or {}),
         )
+
+    def _by_shard_map(
+        self,
+        function: Callable[..., Any],
+        in_axes: tuple[Axes, ...],
+        out_axes: Axes,
+        donate: tuple[int, ...],
+        compiler_options: Mapping[str, Any] | None,
+    ) -> Any:
+        """Return what `map` returns, for the day on which pmap goes."""
+        mesh = Mesh(np.array(self.devices), (AXIS_NAME,))
+        specs = {None: PartitionSpec(), 0: PartitionSpec(AXIS_NAME)}
+        in_specs, out_specs = (_map_axes(lambda axis: specs[axis], axes) for axes in (in_axes, out_axes))
+
+        def on_replica(*blocks: Any) -> Any:  # with one slice each, where pmap gives the slice
+            arguments = _by_axis(lambda part: jax.tree.map(lambda x: x[0], part), in_axes, blocks)
+            return _by_axis(
+                lambda part: jax.tree.map(lambda x: jnp.asarray(x)[None], part), out_axes, function(*arguments)
+            )
+
+        # With check_vma, gradients of replicated values would be summed over the devices before their mean.
+        mapped = jax.jit(
+            jax.shard_map(on_replica, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False),
+            out_shardings=_map_axes(lambda axis: NamedSharding(mesh, specs[axis]), out_axes),
+            donate_argnums=donate,
+            compiler_options=dict(compiler_options or {}) if self.in_one_process else None,
+        )
+        if self.in_one_process:
+            return mapped
+
+        def of_all(axis: int | None, part: Any) -> Any:
+            return jax.tree.map(lambda x: self._of_all_processes(x, NamedSharding(mesh, specs[axis]), axis), part)
+
+        def of_this_process(axis: int | None, part: Any) -> Any:
+            return jax.tree.map(lambda x: self._of_this_process(x, axis), part)
+
+        def call(*arguments: Any) -> Any:
+            return _map_axes(of_this_process, out_axes, mapped(*_map_axes(of_all, in_axes, arguments)))
+
+        return self._traceable(call, function, in_axes, out_axes)
+
+    def _of_all_processes(self, x: Any, sharding: NamedSharding, axis: int | None) -> jax.Array:
+        """Return this process's part of an array as its part of one that lies on the devices of all processes."""
+        placed = x if isinstance(x, jax.Array) else self.replicate(x) if axis is None else self.shard(x)
+        shape = placed.shape if axis is None else (self.world_size, *placed.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, [s.data for s in placed.addressable_shards])
+
+    def _of_this_process(self, x: jax.Array, axis: int | None) -> jax.Array:
+        """Return this process's part of an array of all processes."""
+        shape = x.shape if axis is None else (len(self.local_ranks), *x.shape[1:])
+        sharding = self._replicated if axis is None else self._sharded
+        return jax.make_array_from_single_device_arrays(shape, sharding, [s.data for s in x.addressable_shards])
 
     def _traceable(
         self, mapped: Callable[..., Any], function: Callable[..., Any], in_axes: Axes, out_axes: Axes

@@ -112,7 +112,7 @@ ORDER = [
     ["collectives", "layers", "losses", "schedules"],  # public names of modules in the folders
 ]
 PARITY_ORDER = [
-    ["lazy_arrays", "operations", "replaced_functions"],
+    ["lazy_arrays", "operations", "private_parts", "replaced_functions"],
     ["stored_tensors", "sums", "quote", "idle_operations"],
     ["coverage", "held_types"],
     ["port", "records", "excerpts", "projections", "fingerprints", "catalogue", "environment", "family", "stopping"],
@@ -153,6 +153,7 @@ NEITHER = (
     "findings.py",
     "initial_draws.py",
     "progress.py",
+    "private_parts.py",
     "replaced_functions.py",
     "stopping.py",
     "compare/",

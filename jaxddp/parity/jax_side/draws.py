@@ -35,6 +35,7 @@ from jaxddp.parity.port.draws import (
     enclosing_layer,
     examples_of,
 )
+from jaxddp.parity.private_parts import MAPPING, REPEATING
 from jaxddp.parity.replaced_functions import replaced
 from jaxddp.parity.user_code.homes import line_of_function
 from jaxddp.program.losses import named_losses
@@ -50,9 +51,6 @@ DRAWING = {"random_bits", "random_gamma", "rng_bit_generator", "rng_uniform", "t
 
 OTHER = f"only {', '.join(SERVED)} numbers can be the same on both sides; make them an entry of the batch"
 INSIDE = "it is drawn inside of a jit, scan, vmap or remat of the port, where all calls would get the same numbers"
-# jax's modules, and the function of jax.vmap, within which one traced draw stands for several, or is traced only once.
-REPEATING = tuple(f"jax._src.{name}" for name in ("pjit", "lax.control_flow", "ad_checkpoint", "shard_map", "pmap"))
-MAPPING = "vmap_f"
 OF_BATCHES = of_batches(lambda: None).__code__
 UNSEEN = "call jax.random.normal, uniform or bernoulli by their names"
 

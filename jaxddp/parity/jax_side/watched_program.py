@@ -31,14 +31,8 @@ from jaxddp.parity.jax_side.equations import Reader, Value, body_of, lines_of, m
 from jaxddp.parity.jax_side.excerpt_program import QUICKLY
 from jaxddp.parity.jax_side.idle_numbers import NumbersOfLoss
 from jaxddp.parity.operations import Moments, SourceLine, is_of_user
+from jaxddp.parity.private_parts import FRAMES
 
-# Modules of jax between a user's line and the function that it calls.
-PLUMBING = tuple(
-    f"/jax/_src/{name}"
-    for name in ("core.py", "source_info_util.py", "pjit.py", "api.py", "traceback_util.py", "linear_util.py")
-    + ("custom_derivatives.py", "ad_checkpoint.py", "interpreters/", "numpy/ufunc")
-    + ("numpy/array_methods.py",)
-)
 BRANCHES = ("cond", "switch")
 DROPOUT = "jaxddp dropout"
 OPERATOR = re.compile(r"^operator_r?")
@@ -274,7 +268,7 @@ def library_function(equation: JaxprEqn) -> str:
     for frame in frames:  # the innermost first
         if is_of_user(frame.file_name):
             break
-        if not any(module in frame.file_name for module in PLUMBING):
+        if not any(module in frame.file_name for module in FRAMES):
             name = frame.function_name.rpartition(".")[2]
     return name
 

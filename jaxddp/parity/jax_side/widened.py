@@ -22,6 +22,7 @@ from jax import numpy as jnp
 from jax.extend.core.primitives import conv_general_dilated_p, convert_element_type_p, dot_general_p, iota_p
 
 from jaxddp.distributed.collectives import AXIS_NAME
+from jaxddp.parity.private_parts import INTERNAL, LIBRARIES, RANDOM
 
 Context = Callable[[], AbstractContextManager[Any]]
 Result = TypeVar("Result")
@@ -34,9 +35,7 @@ CASTS = {
     conv_general_dilated_p: "preferred_element_type",
 }
 
-RANDOM = ("jax._src.random.", "jax.random.")  # modules, or a package of them
-LIBRARIES = ("flax.", "jax._src.nn.")  # modules whose casts to float32 the port did not write
-PLUMBING = ("jax.", "jax._src.", "numpy.", "unittest.", "contextlib", "functools", __name__)
+PLUMBING = (*INTERNAL, "numpy.", "unittest.", "contextlib", "functools", __name__)
 
 
 @contextmanager
