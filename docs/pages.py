@@ -11,9 +11,13 @@ from typing import Any
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-TEXTS = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+TEXTS = {
+    **{"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"},
+    **{"CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"},
+}
 PACKAGES = ("jaxddp", "torch_ref")
 NOT_MODULES = ("__init__.py", "__main__.py")
 PACKAGE_ONLY = "{members: false, show_root_heading: false, show_root_toc_entry: false}"
@@ -22,12 +26,21 @@ PACKAGE_ONLY = "{members: false, show_root_heading: false, show_root_toc_entry: 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to those of docs/."""
     for name, page in TEXTS.items():
-        head = "---\nhide: [navigation]\n---\n" if page == "index.md" else ""
-        files.append(File.generated(config, page, content=head + with_site_links((ROOT / name).read_text())))
+        files.append(File.generated(config, page, content=with_site_links((ROOT / name).read_text())))
     for package in sorted(path.parent for name in PACKAGES for path in (ROOT / name).rglob("__init__.py")):
         name = ".".join(package.relative_to(ROOT).parts)
         files.append(File.generated(config, f"api/{name}.md", content=api_page(name, package)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Add a link to the file from which a page is made, in the repository around the site's folder."""
+    path = page.file.src_uri
+    source = {site: name for name, site in TEXTS.items()}.get(path, f"docs/{path}")
+    if path.startswith("api/"):
+        source = path.removeprefix("api/").removesuffix(".md").replace(".", "/")
+    up = "../" * (1 + path.count("/"))
+    return f'{markdown}\n\n<p class="source">Source: <a href="{up}{source}">{source}</a></p>\n'
 
 
 def with_site_links(text: str) -> str:

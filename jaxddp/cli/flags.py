@@ -146,12 +146,13 @@ def _unknown(word: str, config_class: type) -> str:
     """Return the error about a word that is no flag, with the flag that may be meant."""
     if not word.startswith("-"):
         return f"{word}: unexpected argument; see --help"
+    word, given = word.replace("_", "-"), word  # Hugging Face's flags have underscores
     fields = {f.name for f in dataclasses.fields(config_class)}
     if (meant := OTHER_TRAINERS.get(word)) is not None and meant.split()[0][2:].replace("-", "_") in fields:
-        return f"{word}: unknown flag; it is {meant} here"
+        return f"{given}: unknown flag; it is {meant} here"
     # A field that is spelt right and unknown is a positional argument.
-    near = difflib.get_close_matches(word, {flag(name) for name in fields} - {word}, n=1)
-    return f"{word}: unknown flag" + (f"; did you mean {near[0]}?" if near else "; see --help")
+    near = difflib.get_close_matches(word, {flag(name) for name in fields} - {given}, n=1)
+    return f"{given}: unknown flag" + (f"; did you mean {near[0]}?" if near else "; see --help")
 
 
 def _words_after(name: str, argv: Sequence[str]) -> Iterator[str]:

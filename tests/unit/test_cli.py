@@ -49,6 +49,7 @@ def test_flags_become_fields() -> None:
         ("--lr", "--lr: needs a value, FLOAT"),
         ("--devices --lr 1", "--devices: needs a value, INT"),
         ("--learning-rate 1e-3", "--learning-rate: unknown flag; it is --lr here"),
+        ("--learning_rate 1e-3", "--learning_rate: unknown flag; it is --lr here"),
         ("--bf16", "--bf16: unknown flag; it is --amp bf16 here"),
         ("--amp fp32", "--amp fp32: unknown; did you mean none? (one of none, bf16, fp16)"),
         ("--optimizer AdamW", "--optimizer AdamW: unknown; did you mean adamw? (one of sgd, adam, "),
