@@ -1,12 +1,13 @@
 """Show the progress of a check: its stage, how far it is and how long it may take, on one line that is rewritten."""
 
-import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TextIO
+
+from tqdm import tqdm
 
 from jaxddp.errors import on_one_line, repeating
 from jaxddp.parity.stopping import Stop
@@ -63,7 +64,7 @@ class Progress:
         self._stream = stream or sys.stderr
         self._tell = tell or (lambda line: print(line, file=self._stream, flush=True))
         self._rewrites = tell is None and _can_rewrite(self._stream)
-        self._lock, self._width = threading.Lock(), 0
+        self._lock, self._line = threading.Lock(), None if not self._rewrites else _line(self._stream)
         self._stage, self._what, self._where, self._records = "", "", "", dict[str, Sized]()
         self._counts: dict[str, int] = {}
         self._said = set[str]()  # errors
@@ -140,31 +141,30 @@ class Progress:
             with repeating(lambda _: self.show(), EVERY[self._rewrites]):
                 yield
         finally:
-            with self._lock:
-                self._rewrite("")
+            with self._lock, suppress(OSError, ValueError):
+                if self._line is not None:
+                    self._line.close()
 
     def show(self) -> None:
         """Show what is being done now, over what was before."""
         text = self.text()
         with self._lock, suppress(OSError, ValueError):  # the stream is closed
-            if self._rewrites:
-                room = shutil.get_terminal_size().columns - 1
-                self._rewrite(text if len(text) <= room else f"{text[: room - 1]}…")
+            if self._line is not None:
+                self._line.set_description_str(text)
             elif text:
                 self._tell(text)
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
         with self._lock, suppress(OSError, ValueError):
-            self._rewrite("")
+            if self._line is not None:
+                self._line.clear()
             self._tell(on_one_line(line))
 
-    def _rewrite(self, text: str) -> None:
-        if self._width or text:
-            end = "" if text else "\r"
-            self._stream.write(f"\r{text.ljust(self._width)}{end}")
-            self._stream.flush()
-            self._width = len(text)
+
+def _line(stream: TextIO) -> "tqdm[Any]":
+    """Return a line of a terminal that is rewritten, cut to its width, and cleared at the end."""
+    return tqdm(file=stream, bar_format="{desc}", leave=False, dynamic_ncols=True, miniters=1, mininterval=0)
 
 
 def _can_rewrite(stream: Any) -> bool:

