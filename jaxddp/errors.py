@@ -10,7 +10,7 @@ from typing import Any
 
 BAD_INPUT, LOST, INTERRUPTED = 2, 69, 130  # exit codes; 69 is EX_UNAVAILABLE of sysexits.h
 LONGEST = 10_000  # characters of an error's message or a printed line
-PATIENCE = 30.0  # seconds after which a wait is told, again and again
+PATIENCE = 30.0  # seconds between two lines that report a wait
 # Packages that are imported only where they are needed -> what installs them.
 # Package that an import may lack -> what installs it.
 INSTALLED_BY = {
@@ -61,7 +61,7 @@ class MovedError(TrainingError):
 
 
 class LostError(TrainingError):
-    """Another process of the run, or the connection to it, is lost: the same command may go on (exit code 69)."""
+    """Another process of the run, or the connection to it, is lost: the same command may continue it (exit code 69)."""
 
 
 class DriftError(TrainingError):
@@ -205,7 +205,8 @@ def reason(error: BaseException, most: int = 300) -> str:
     >>> reason(ValueError("Cannot read:\\n  no file\\nFor simplicity, ...")), reason(KeyError())
     ('Cannot read: no file', 'KeyError')
     """
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    says = error.msg if isinstance(error, SyntaxError) else str(error)  # its place is said elsewhere
+    lines = [line.strip() for line in says.strip().splitlines() if line.strip()]
     return shortened(" ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]), most) or type(error).__name__
 
 

@@ -216,7 +216,7 @@ def _place(path: Path) -> object:
 
 
 def unwritable(path: Path) -> str:
-    """Return what stands at a path that must not be replaced by a file; "" if nothing or a regular file does.
+    """Return what is at a path if a file must not replace it; "" if nothing or a regular file is there.
 
     >>> unwritable(Path("/")), unwritable(Path("/nowhere"))
     ('a folder', '')

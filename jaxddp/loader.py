@@ -181,7 +181,7 @@ class Loader:
         """Yield the batches of an epoch on the devices, leaves (W, K, ...), for `DistributedDataParallel.steps`.
 
         Args:
-            epoch: number of the epoch, which determines the order, as torch's `set_epoch` does.
+            epoch: number of the epoch, which determines the order, like torch's `set_epoch`.
             start_step: number of optimizer steps to skip, to resume within an epoch.
         """
         yield from _one_ahead(map(self._replicas.shard, self.host_batches(epoch, start_step)))
@@ -229,7 +229,7 @@ class Loader:
     def _dispatches(self, first: int) -> Iterator[tuple[int, int, int]]:
         """Yield the first and last + 1 step of each dispatch from step `first` on, and examples per replica and step.
 
-        A resumed epoch soon goes on with the dispatches of an uninterrupted one, so that it runs the same programs.
+        A resumed epoch soon continues with the dispatches of an uninterrupted one, so that it runs the same programs.
         """
         while first < self._full_steps:
             steps = 1 if first % self.steps_per_dispatch else self.steps_per_dispatch

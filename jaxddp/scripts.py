@@ -29,9 +29,9 @@ _RUNNING: set[tuple[int, Path]] = set()  # threads and the files whose top level
 def run_file(path: Path) -> ModuleType:
     """Run a Python file and return it as a module.
 
-    The file's folder is put first on `sys.path` for good, so that the file and its functions can import modules beside
-    it. Modules of the same names that files in other folders have imported are imported anew. A file in a package may
-    import from it as its modules do.
+    The file's folder is put first on `sys.path` for good, so that the file and its functions can import modules next
+    to it. Modules of the same names that files in other folders have imported are imported again. A file in a package
+    may import from it, like its modules.
 
     Raises:
         InputError: the file is missing, is not a Python file, raises, or runs itself.
@@ -102,7 +102,7 @@ def _place_told(path: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def _put_first(folder: Path) -> None:
-    """Let imports find the modules of this folder, and not those of the same names beside other files that have run."""
+    """Let imports find this folder's modules, and not those of the same names next to other files that have run."""
     others = _FOLDERS - {folder}
     for name in {entry.stem for entry in folder.iterdir()} & sys.modules.keys():
         file = Path(getattr(sys.modules[name], "__file__", None) or "")

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Self
 from jaxddp.errors import tell
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # the last one through Slurm and mpirun
-SAVED = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on with --resume
+SAVED = 75  # EX_TEMPFAIL of sysexits.h: the same command continues with --resume
 PATIENCE = 1.0  # seconds for the last words of a process
 
 
@@ -118,7 +118,7 @@ class Interruption:
         threading.Thread(target=self._watch, args=(received,), name="signals", daemon=True).start()
 
     def stop(self, number: int, step: int) -> NoReturn:
-        """End the run after its checkpoint is saved, with a line that says how to go on.
+        """End the run after its checkpoint is saved, with a line that says how to continue.
 
         A launcher signals one process after the other; a process that stops before its own signal comes ignores it.
 

@@ -36,7 +36,7 @@ def wrap(
             separate, and with "mean" `train_step` averages them.
 
     Raises:
-        TrainingError: the ranks start from different parameters (DDP alone would overwrite them).
+        TrainingError: the ranks start from different parameters (DDP itself would overwrite them).
     """
     if strategy == "single":
         return module
@@ -84,7 +84,7 @@ class WithLoss(nn.Module):
 
     Args:
         model, loss_fn: the module, and the loss as a function of it and of a batch.
-        remat: keep the results of products and convolutions alone for the backward pass, see `recomputed`.
+        remat: keep only the results of products and convolutions for the backward pass, see `recomputed`.
 
     >>> from torch_ref.losses import cross_entropy
     >>> WithLoss(nn.Identity(), cross_entropy)({"x": torch.zeros(1, 2), "y": torch.tensor([0])})["accuracy"]

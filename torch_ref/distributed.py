@@ -37,7 +37,7 @@ class World:
         rank: number of this process in the group, 0 .. W-1.
         world_size: W, number of processes.
         device: device of this rank's replica.
-        group: the processes; None: all of them, or this one alone if W is 1.
+        group: the processes; None: all of them, or only this one if W is 1.
 
     >>> World().all_reduce(torch.tensor([1.0, 2.0]))
     tensor([1., 2.])

@@ -48,7 +48,7 @@ def launch(main: Main, config: TorchTrainerConfig) -> list[Any]:
         config: configuration with the number of devices, the platform and the strategy.
 
     Returns:
-        The results of all ranks, in order; under torchrun, of this rank alone. Tensors from other processes are on
+        The results of all ranks, in order; under torchrun, only of this rank. Tensors from other processes are on
         the CPU.
 
     Raises:

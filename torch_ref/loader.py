@@ -143,7 +143,7 @@ class Loader:
             collate_fn=_unchanged,
             pin_memory=self._device.type == "cuda",
             num_workers=num_workers,
-            # torch's default on Linux; ranks that a fork server started would start workers that import all anew.
+            # torch's default on Linux; with a fork server, each worker of a rank would import everything again.
             multiprocessing_context="fork" if num_workers else None,
             timeout=timeout if num_workers else 0,
         )
@@ -188,7 +188,7 @@ class Loader:
         passes.
 
         Args:
-            epoch: number of the epoch, which determines the order, as torch's `set_epoch` does.
+            epoch: number of the epoch, which determines the order, like torch's `set_epoch`.
             start_step: number of optimizer steps to skip, to resume within an epoch.
         """
         self._sampler.set_epoch(epoch)
@@ -239,7 +239,7 @@ class Loader:
 
 
 class EvaluationBatches:
-    """A rank's batches of a test set, on its device or, if they are too many, read anew in each pass.
+    """A rank's batches of a test set, on its device or, if they are too many, read again in each pass.
 
     Every example is on exactly one rank.
 

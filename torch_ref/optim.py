@@ -49,7 +49,7 @@ _SCHEDULERS: dict[str, type[LRScheduler]] = {
 
 
 class ThenSWA:
-    """Scheduler that hands over to torch's SWALR, as a loop does that steps it at the end of each late epoch.
+    """Scheduler that hands over to torch's SWALR, like a loop that steps it at the end of each late epoch.
 
     Args:
         optimizer: the optimizer.

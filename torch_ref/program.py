@@ -24,7 +24,7 @@ OPTIMIZERS = ("torch_optimizer", "configure_optimizers")
 
 
 class MakeOptimizer(NamedTuple):
-    """A program's functions that make its optimizer: the first with the second or alone, or else the third."""
+    """A program's functions that make its optimizer: the first with or without the second, or else the third."""
 
     torch_optimizer: Callable[[Any], Any] | None
     torch_scheduler: Callable[[Optimizer], Any] | None
@@ -98,7 +98,7 @@ def loss_of(program: Program, detect_anomaly: bool = False) -> LossFunction:
 
 
 def _no_loss(model: nn.Module, batch: Any) -> Tensor:
-    """Stand in for the loss of a program with a `torch_step`, whose tests have metrics alone."""
+    """Replace the loss of a program with a `torch_step`, whose tests have only metrics."""
     return torch.tensor(torch.nan)
 
 
@@ -106,8 +106,8 @@ def sums(returned: Any, batch: Batch, train: bool = True, detect_anomaly: bool =
     """Return what a loss function returns as sums: "loss", "count" and metrics.
 
     Args:
-        returned: the loss, or one per element; alone, or in a pair with the elements' weights, with metrics by name,
-            or, beside a mean, with anything else, which is left out.
+        returned: the loss, or one per element, or a pair of it and the elements' weights, of it and metrics by name,
+            or of a mean and anything else, which is left out.
         batch: the batch.
         train: a mean counts once in training, and as often as there are examples in evaluation. One element for several
             examples, as of `mean(keepdim=True)`, is a mean.
@@ -146,7 +146,7 @@ def sums(returned: Any, batch: Batch, train: bool = True, detect_anomaly: bool =
 
 
 def count_of(loss_fn: LossFunction, module: nn.Module) -> CountFunction:
-    """Return the function that computes a batch's count alone; it takes a forward pass of a copy, with its buffers."""
+    """Return the function that computes only a batch's count; it takes a forward pass of a copy, with its buffers."""
 
     def count(batch: Batch) -> Tensor:
         with torch.no_grad():

@@ -1,6 +1,6 @@
 """A program's `torch_step`: a step of several losses, models or optimizers.
 
-Nothing wraps the modules, so that a step may call any of their methods: hooks average the gradients as DDP does.
+Nothing wraps the modules, so that a step may call any of their methods: hooks average the gradients like DDP.
 """
 
 import itertools
@@ -38,7 +38,7 @@ class ProgramStep:
 
     def __call__(self, batch: Batch) -> Sums:
         """Take a step; return this rank's losses as sums, "loss" being the sum of several."""
-        for buffer in self._module.buffers():  # as DDP does before a forward pass
+        for buffer in self._module.buffers():  # like DDP before a forward pass
             self._world.broadcast(buffer)
         losses = named_losses("torch_step", self._step(self._module, self._made, from_arrays(batch)))
         shown = {name: torch.as_tensor(value).detach().reshape(()).double() for name, value in losses.items()}
@@ -48,7 +48,7 @@ class ProgramStep:
 
 
 class AveragedGradients:
-    """Hooks that average gradients over the ranks at the end of every backward pass, as DDP does.
+    """Hooks that average gradients over the ranks at the end of every backward pass, like DDP.
 
     With W ranks, `.grad` holds (1 / W) sum_r g_r, where rank r has accumulated g_r. A parameter that a rank's loss does
     not reach counts as 0 on this rank; one that no rank reaches keeps its gradient. The model gets DDP's methods, see

@@ -107,7 +107,7 @@ class Tester:
 
 
 def update_batch_norm(run: "Run", module: nn.Module, epoch: int) -> None:
-    """Replace BatchNorm's running statistics by their means over an epoch's batches of all ranks, as update_bn does.
+    """Replace BatchNorm's running statistics by their means over an epoch's batches of all ranks, like update_bn.
 
     Source: torch.optim.swa_utils.update_bn
     """

@@ -1,7 +1,7 @@
 """jax's counter-based random numbers without jax: equal keys give equal bits.
 
 `torch_ref.dropout` uses them to draw the masks of `jaxddp.nn.layers.Dropout`. A key is two 32-bit words, uint32 (2,).
-The numbers depend on the key alone, so there is no state.
+The numbers depend only on the key, so there is no state.
 """
 
 from typing import Any

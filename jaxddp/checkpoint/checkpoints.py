@@ -45,7 +45,7 @@ class Checkpoints:
         keep_best: note whose smallest value marks a checkpoint to keep too; True: `TEST_LOSS`.
         best_mode: "max" if its largest value does.
         replicas: replicas of several processes. Each has such an object, makes the same calls and writes a part; the
-            first one renames and prints. None: this process alone.
+            first one renames and prints. None: there is only this process.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Checkpoints:
     def newest_intact(self) -> int | None:
         """Return the step of the newest checkpoint that holds what was saved; None if there is none.
 
-        One of several processes may ask alone, after an error.
+        After an error, one of several processes may call this without the others.
 
         Raises:
             MovedError: the folder was moved or removed.
@@ -245,7 +245,7 @@ class Checkpoints:
         return TrainState(**tree)
 
     def _record(self, step: int) -> Record:
-        for path in (self._folder / str(step)).rglob("*"):  # reading a pipe would wait for ever
+        for path in (self._folder / str(step)).rglob("*"):  # reading a pipe would block forever
             try:
                 check_regular(path.name, path)
             except InputError as error:
@@ -287,7 +287,7 @@ class Checkpoints:
         return math.inf if value is None or math.isnan(value) else self._sign * float(value)
 
     def _agree(self, step: int) -> None:
-        """Wait until all processes come here, and check that they go on from the same step."""
+        """Wait for all processes, and check that they continue from the same step."""
         if self._replicas is not None:
             advice = f"--resume {self._folder.parent} must be readable by all"
             check_same({"newest intact checkpoints": f"{step}"}, self._replicas, advice)

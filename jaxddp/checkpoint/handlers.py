@@ -42,7 +42,7 @@ class StateHandler(ocp.StandardCheckpointHandler):
     def read(self, directory: Path, like: Any) -> Any:
         """Read arrays, in a tree like that of `like`, unless it is None.
 
-        Orbax's manager would wait for the other processes, which do not come when one alone looks for a checkpoint.
+        Orbax's manager would wait for the other processes, which take no part if only one looks for a checkpoint.
         """
         return self.restore(directory, args=StateRestore(like))
 
@@ -70,7 +70,7 @@ def noted(errors: Errors) -> Iterator[None]:
 
 
 def wait_or_raise(wait: Callable[[], None], errors: Errors) -> None:
-    """Wait as `wait` does, but only until an error is noted; raise that error, or the one of `wait`."""
+    """Call `wait`, but only until an error is noted; raise that error, or the one of `wait`."""
     end: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def run() -> None:

@@ -98,7 +98,7 @@ class RecordSave(ocp.args.CheckpointArgs):
 
 
 class RecordHandler(ocp.AsyncCheckpointHandler):
-    """Orbax handler that writes a `Record` beside the arrays, in the same atomic checkpoint.
+    """Orbax handler that writes a `Record` next to the arrays, in the same atomic checkpoint.
 
     Digests take a second for about 1 GB, so they are computed in Orbax's thread.
 

@@ -1,4 +1,4 @@
-"""Trees of arrays, as they stand in a checkpoint."""
+"""Trees of arrays, in the form in which a checkpoint stores them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ def as_tree(state: TrainState) -> dict[str, Any]:
 def not_finite(arrays: Mapping[str, np.ndarray]) -> list[str]:
     """Return the names of the arrays of a state that hold NaN, or an infinity where none may be.
 
-    Buffers may hold infinities (a mask of -inf), and so may what an optimizer keeps beside its arrays for each
-    parameter (the best metric before a first test).
+    Buffers may hold infinities (a mask of -inf), and so may an optimizer's values that belong to no parameter (the
+    best metric before a first test).
 
     >>> infinite = np.array([-np.inf])
     >>> not_finite({name: infinite for name in ("params.w", "buffers.mask", "opt_state.best", "opt_state.mu.w")})

@@ -52,7 +52,7 @@ class CommHook(NamedTuple):
 
 
 def stateless(reduce: Callable[[Params], Params]) -> CommHook:
-    """Make a hook of a function of the local gradients alone."""
+    """Make a hook without state from a function of the local gradients."""
     return CommHook(lambda params: (), lambda gradients, state: (reduce(gradients), state))
 
 
@@ -101,7 +101,7 @@ def _as_hook(method: LowRank) -> CommHook:
 
 
 def _compressed(gradients: Params, dtype: Any) -> Params:
-    """Average in `dtype`; divide before the sum, as torch does, so that the sum does not overflow."""
+    """Average in `dtype`; divide before the sum, like torch, so that the sum does not overflow."""
     share = jax.tree.map(lambda g: _rounded(g, dtype) / world_size(), gradients)
     return jax.tree.map(lambda total, g: total.astype(g.dtype), all_reduce(share), gradients)
 

@@ -63,7 +63,7 @@ class LowRank(ABC):
         matrix_approximation_rank: number of columns of P and Q.
         start_power_sgd_iter: torch's start_powerSGD_iter, the number of first calls that compress nothing.
         use_error_feedback: whether to add the error of one call to the gradient of the next.
-        warm_start: whether to start from the Q of the previous call; if not, each call draws Q anew, on the host.
+        warm_start: whether to start from the Q of the previous call; if not, each call draws Q again, on the host.
         orthogonalization_epsilon: added to a column's norm, so that a matrix of zeros yields no NaN; torch's batched
             hook has none.
         random_seed: seed of Q.

@@ -34,7 +34,7 @@ class GPU:
     Attributes:
         name: name of the device.
         source: document of the maker with these numbers.
-        peak: dense floating-point operations per second by dtype of the operands; "" stands for others, without
+        peak: dense floating-point operations per second by dtype of the operands; "" is the key of others, without
             tensor cores.
         memory_bandwidth: bytes per second.
         memory: bytes.

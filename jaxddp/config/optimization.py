@@ -100,7 +100,7 @@ class Schedule:
     cyclic_mode: Literal["triangular", "triangular2", "exp_range"] = "triangular"
     """cyclic: cycles alike, each half as high as the one before, or by --gamma (torch's mode)."""
     cycle_momentum: bool = True
-    """cyclic, one_cycle: cycle the momentum (Adam: beta1) inversely to the learning rate, as torch does."""
+    """cyclic, one_cycle: cycle the momentum (Adam: beta1) inversely to the learning rate, like torch."""
     pct_start: float = 0.3
     """one_cycle: share of the run in which the learning rate rises."""
     div_factor: float = 25.0

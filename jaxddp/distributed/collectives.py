@@ -4,10 +4,10 @@ They work only inside a function that `Replicas.map` runs, where the axis `AXIS_
 size, x_r the argument and y_r the result on replica r, each collective applies to a tree, leaf by leaf:
 
     all_reduce      y_r = x_0 + ... + x_{N-1}, or their mean, min, max, product
-    reduce          the same, on replica dst alone
+    reduce          the same, only on replica dst
     broadcast       y_r = x_src
     all_gather      y_r = [x_0, ..., x_{N-1}]
-    gather          the same, on replica dst alone
+    gather          the same, only on replica dst
     scatter         y_r = x_src[r]
     reduce_scatter  y_r = x_0[r] + ... + x_{N-1}[r]
     all_to_all      y_r = [x_0[r], ..., x_{N-1}[r]]
@@ -115,7 +115,7 @@ def reduce(tree: Tree, dst: int = 0, op: str = "sum") -> Tree:
 def broadcast(tree: Tree, src: int | jax.Array = 0) -> Tree:
     """Send the value of replica `src` to every replica; `src` must be equal on all of them.
 
-    Beside floating-point leaves, integers travel as floats, so that one message carries all.
+    If the tree has floating-point leaves, its integers are sent as floats, so that one message carries all leaves.
     """
     is_source = _is("broadcast: src", src)
     if _alone():
@@ -220,7 +220,7 @@ def _sum_of_virtual(array: jax.Array) -> jax.Array:
     """Sum over virtual replicas in a loop: XLA would compute a written-out sum once for each use.
 
     On CPU, the library to which XLA gives reductions copies all terms. Measured for two replicas of 124 million
-    parameters in float64: 1.5 GiB beside the arguments in place of 2.1, and a step of 3 s in place of 6.
+    parameters in float64: 1.5 GiB in addition to the arguments instead of 2.1, and a step of 3 s instead of 6.
     """
     of_all = lax.all_gather(array, AXIS_NAME)
 

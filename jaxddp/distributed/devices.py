@@ -35,7 +35,7 @@ def prepare(
         devices: number of devices over all processes, the same in each. None: all local GPUs of each
             process, or `DEFAULT_CPU_DEVICES` CPU devices, one for each process of several.
         platform: "cpu", "gpu", or None for GPUs if there are any.
-        cluster: the processes of the run, which have joined already; None: this process alone.
+        cluster: the processes of the run, which have joined already; None: there is only this process.
 
     Raises:
         InputError: `devices` is below 1, exceeds the available devices or cannot be divided among the processes, the
@@ -93,7 +93,7 @@ def prepare_cpu(devices: int) -> None:
 
     A program that runs holds a thread per device, until all replicas have arrived at its all-reduce. With 32 programs
     in flight, the launch of another one holds a thread per device too. With fewer than 2 threads per device, the
-    replicas then wait for each other for ever, and XLA aborts the process after 40 seconds. More threads than that are
+    replicas then wait for each other forever, and XLA aborts the process after 40 seconds. More threads than that are
     not better: XLA divides every operation among all of them, on however few cores.
     """
     if _threads() < 2 * devices:

@@ -1,4 +1,4 @@
-"""Options with which XLA compiles a training step for GPUs, so that messages run beside the backward pass.
+"""Options with which XLA compiles a training step for GPUs, so that messages overlap with the backward pass.
 
 `jaxddp plan` shows a program with and without them. Without a GPU they were chosen by compiling for 8 GPUs;
 docs/plan.md has what each changes.
@@ -27,7 +27,7 @@ def compiler_options(gradient_bytes: int) -> dict[str, Any]:
     25000000
     """
     chosen = {
-        # By default XLA combines up to 30 MiB: a small model's only all-reduce then has nothing to run beside.
+        # By default XLA combines up to 30 MiB: a small model's only all-reduce then has nothing to overlap with.
         "all_reduce_combine_threshold_bytes": max(gradient_bytes // BUCKETS, SMALLEST_BUCKET),
         # Implied for H100 only.
         "enable_latency_hiding_scheduler": True,

@@ -1,4 +1,4 @@
-"""Joining: all processes of a run connect to process 0, which lets them go on together or refuses the run.
+"""Joining: all processes of a run connect to process 0, which lets them continue together or refuses the run.
 
 Anyone may connect to an open port, so process 0 drops connections that send anything that a process would not send,
 and waits for all connections at once, so that a silent stranger delays no process.
@@ -49,7 +49,7 @@ def join(cluster: Cluster, config: Mapping[str, Any], timeout: float, failure: s
 
 
 def _gather(cluster: Cluster, about: Message, timeout: float) -> dict[int, Line]:
-    """Wait in process 0 for the others, and let all of them go on at once."""
+    """Wait in process 0 for the others, and let all of them continue at once."""
     deadline, others = time.monotonic() + timeout, cluster.num_processes - 1
     arrived: list[Line] = []
     lines: dict[int, Line] = {}

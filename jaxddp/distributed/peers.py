@@ -26,7 +26,7 @@ from jaxddp.signals import ending
 
 
 def end_process(reason: str, show_threads: bool, code: int) -> None:
-    """Print why the run cannot go on, and end this process at once, whatever its other threads are waiting for."""
+    """Print why the run cannot continue, and end this process at once, whatever its other threads are waiting for."""
     with ending(code):
         if show_threads:
             print_with_threads(reason)
@@ -98,7 +98,7 @@ class Peers:
                     beat = now + BEAT
                     for line in self._lines.values():
                         line.send({"alive": True})
-                # Time in which this process stands still, as after Ctrl-Z in all of them, does not count.
+                # Time in which this process is suspended, as after Ctrl-Z in all of them, does not count.
                 self._check_heard(min(now - before, 2 * BEAT))
                 before = now
 

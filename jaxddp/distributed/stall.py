@@ -26,11 +26,11 @@ class StallWatch:
     """Context manager with a thread that ends the process if an activity takes too long.
 
     It prints one line and the stack of each Python thread; saved checkpoints stay. Time in which the process
-    stands still, as after Ctrl-Z, does not count.
+    is suspended, as after Ctrl-Z, does not count.
 
     Args:
         limit: seconds; 0: no limit.
-        advice: end of the line, such as how to go on.
+        advice: end of the line, such as how to continue.
         tell: called with the line before the process ends; tells the other processes of a run.
         remind: called every second, in the thread, with the activity and its seconds.
 
@@ -59,7 +59,7 @@ class StallWatch:
         self._thread.join()
 
     def doing(self, what: str) -> None:
-        """Name the activity until the next call, such as "step 12", and start its time anew."""
+        """Name the activity until the next call, such as "step 12", and restart its timer."""
         self._what, self._waited = what, 0.0
 
     def _watch(self) -> None:
@@ -69,7 +69,7 @@ class StallWatch:
             self._waited += min(now - before, 2 * _TICK) if self._what else 0.0
             before = now
             if self._what:
-                with contextlib.suppress(OSError, ValueError):  # nobody reads; the main thread will notice
+                with contextlib.suppress(OSError, ValueError):  # nothing reads the output; the main thread will notice
                     self._remind(self._what, self._waited)
             if self._waited > self._limit:
                 self._end()

@@ -74,7 +74,7 @@ class LlamaConfig:
         """
         path = Path(folder) / "config.json"
         fields = read_json(path, "not a readable config")
-        # transformers 5 writes rope_theta into rope_parameters, transformers 4 beside rope_scaling.
+        # transformers 5 writes rope_theta into rope_parameters, transformers 4 next to rope_scaling.
         rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
         fields |= {"rope_theta": rope.get("rope_theta", fields.get("rope_theta", 10_000.0))}
         fields |= {"rope_type": rope.get("rope_type", rope.get("type", "default"))}

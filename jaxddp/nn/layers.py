@@ -222,7 +222,7 @@ def dropout(p: float, seed: int) -> Callable[[jax.Array], jax.Array]:
 
     Args:
         p: probability that an element is dropped.
-        seed: lower 32 bits of the seed; the masks depend on it alone, and on no setting of jax.
+        seed: lower 32 bits of the seed; the masks depend only on it, and on no setting of jax.
     """
     if not p:
         return jax.nn.identity

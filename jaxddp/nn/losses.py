@@ -61,7 +61,7 @@ Metrics = Callable[..., Mapping[str, jax.Array]]
 
 
 def no_metrics(*arguments: Any) -> dict[str, jax.Array]:
-    """Return no metrics beside those of the loss."""
+    """Return no metrics in addition to those of the loss."""
     return {}
 
 
@@ -72,8 +72,8 @@ def as_losses(loss: Any, name: str = "loss") -> Losses:
     """Return what a loss function returns as `Losses`; a scalar, already a mean, gets an axis of length 1.
 
     Args:
-        loss: the loss, or one per element; alone, or in a pair with the elements' weights, with metrics by name, or,
-            beside a mean, with anything else, which is left out; or `Losses`.
+        loss: the loss, or one per element, or a pair of it and the elements' weights, of it and metrics by name, or of
+            a mean and anything else, which is left out; or `Losses`.
         name: name of the function, for the message.
 
     Raises:

@@ -1,7 +1,7 @@
 """Losses of linen modules and of trees of arrays in the trainer: their mode, and the random keys of their place.
 
 A loss function that has a parameter `train` gets whether it computes a batch of training; one that has a parameter
-`key` gets a key, which depends on the seed and on the place in the run alone, as in `jaxddp.nn.dropout_rng`.
+`key` gets a key, which depends only on the seed and on the place in the run, as in `jaxddp.nn.dropout_rng`.
 """
 
 from collections.abc import Callable

@@ -42,7 +42,7 @@ def metrics_of(program: Program) -> Metrics:
 
 
 def _no_loss(model: Any, batch: Any) -> jax.Array:
-    """Stand in for the loss of a program with a `jax_step`, whose tests have metrics alone."""
+    """Replace the loss of a program with a `jax_step`, whose tests have only metrics."""
     return jnp.full(num_examples(batch), jnp.nan)
 
 

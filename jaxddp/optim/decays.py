@@ -82,7 +82,7 @@ def lambda_(lr: float, lr_lambda: Callable[[jax.Array], jax.typing.ArrayLike]) -
     """Multiply the rate by a function of the step: `lr * lr_lambda(t)`.
 
     Args:
-        lr_lambda: called with a floating-point scalar of jax, so that `jnp.where` stands for `if`.
+        lr_lambda: called with a floating-point scalar of jax, so it uses `jnp.where` in place of `if`.
 
     Source: torch.optim.lr_scheduler.LambdaLR.
 
@@ -110,7 +110,7 @@ def multiplicative(lr: float, lr_lambda: Callable[[int], float], total_steps: in
 
 
 def sequential(schedules: Sequence[optax.Schedule], milestones: Sequence[int]) -> optax.Schedule:
-    """Use one schedule after the other; each starts anew, at its step 0, at its milestone.
+    """Use one schedule after the other; each starts at its own step 0 when its milestone is reached.
 
     Raises:
         InputError: the milestones do not ascend, or are not one fewer than the schedules.

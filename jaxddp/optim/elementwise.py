@@ -1,4 +1,4 @@
-"""torch.optim's Adadelta, ASGD and Rprop, which treat each element by itself as Adam does.
+"""torch.optim's Adadelta, ASGD and Rprop, which treat each element by itself, like Adam.
 
 The notation and the rules are those of `jaxddp.optim.optimizers`.
 """

@@ -1,6 +1,6 @@
 """Parity check: identical steps in jaxddp and in torch, compared stage by stage, with differences explained.
 
-This package alone imports both frameworks; each side runs in child processes.
+Only this package imports both frameworks; each side runs in child processes.
 """
 
 from importlib import import_module

@@ -79,7 +79,7 @@ def check(
         flags: flags of a program's options and of its trainers: `["--layers", "2", "--lr", "0.1"]`.
         patch: whether to look for edits of the JAX side's files that remove the differences; no file is changed.
         causes: whether to look for the causes of differences. The verdict does not depend on it, and takes less time.
-        quick: whether to compare the run, types and rates alone.
+        quick: whether to compare only the run, types and rates.
         total_steps: optimizer steps of the whole training, up to which the learning rates of both sides must be equal;
             None: as the port says, or torch's scheduler shows.
 

@@ -1,11 +1,11 @@
-"""What a check looks at beside the steps of its run, as plain data of the findings."""
+"""What a check looks at in addition to the steps of its run, as plain data of the findings."""
 
 import math
 from dataclasses import dataclass
 
 from jaxddp.parity.quote import Quote
 
-# What decides a run beside its steps, in the order of the report.
+# What determines a run in addition to its steps, in the order of the report.
 ASPECTS = ("types", "rates", "initialisation", "evaluation")
 DECISIVE = ("types", "evaluation")  # where one of these differs, the programs do, whatever is intended
 # Kinds of trials outside of the run.
@@ -14,7 +14,7 @@ TRIALS = ("weights", "batch", "gradients", "optimizer_state", "replicas", "rates
 
 @dataclass(frozen=True)
 class Aspect:
-    """Comparison of what decides a run beside its steps.
+    """Comparison of something that determines a run in addition to its steps.
 
     Attributes:
         verdict: "equal", "differs" or "not compared".

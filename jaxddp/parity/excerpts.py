@@ -38,7 +38,7 @@ def distance(shape: tuple[int, ...], largest: int = LARGE) -> int:
 
 
 def is_large(shape: tuple[int, ...]) -> bool:
-    """Return whether an excerpt stands for a tensor of this shape."""
+    """Return whether a tensor of this shape is recorded as an excerpt."""
     return distance(shape) > 1
 
 

@@ -56,7 +56,7 @@ def number_of_examples(batch: Mapping[str, np.ndarray]) -> int:
 def identifying(a: Fingerprints, b: Fingerprints) -> tuple[Fingerprints, Fingerprints]:
     """Return two batches without the entries that do not identify examples.
 
-    Beside ids, an entry identifies them if each replica has the same values on both sides, in whatever order.
+    Ids identify examples. Any other entry does so if each replica has the same values on both sides, in any order.
 
     >>> a = {"ids": np.array([[0, 1]]), "x": np.array([[5, 6]]), "y": np.array([[8, 9]])}
     >>> [*identifying(a, a | {"x": np.array([[5, 7]]), "y": np.array([[9, 8]])})[0]]

@@ -64,7 +64,7 @@ class HeldTypes:
 def version_of(port: str) -> tuple[str, int]:
     """Return a port's name with the time at which its file was written; 0: it is no file.
 
-    A module beside the file runs once in a process, and so does what it sets for all of jax or torch: this is kept by
+    A module next to the file runs once in a process, and so does what it sets for all of jax or torch: this is kept by
     the port's version.
     """
     with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ SYNONYMS = {"multiply": "mul", "subtract": "sub"} | dict.fromkeys(("truediv", "t
 RECTIFIERS = ("relu", "leaky_relu", "prelu", "elu", "celu", "selu", "threshold", "abs", "absolute")
 # Numbers that functions have without being given them.
 NUMBERS = {"relu": (0.0,), "relu6": (0.0, 6.0), "hard_tanh": (-1.0, 1.0)}
-NUMBER = "number"  # stands for a function, where a number is meant that the program states
+NUMBER = "number"  # in place of a function's name, for a number that the program states
 LISTED = frozenset((*CLIPS, *CHOICES, *MASKS, *RECTIFIERS))
 KNOWN = frozenset((*LISTED, *OPERATORS))
 
@@ -28,7 +28,7 @@ class Called(NamedTuple):
 
     Attributes:
         function: name of the function.
-        numbers: numbers that the program gives it; `LARGE` for those that stand for infinity.
+        numbers: numbers that the program gives it; `LARGE` for those that represent infinity.
         line: the user's line.
     """
 
@@ -93,7 +93,7 @@ def merged_sides(of_all: Iterable[Watched]) -> Watched:
 
 
 def numbers_of(function: str, given: Iterable[float]) -> tuple[float, ...]:
-    """Return the numbers of a call as a `Called` has them: ascending, with one that stands for all infinite ones.
+    """Return the numbers of a call as a `Called` has them: ascending, with `LARGE` for all infinite ones.
 
     >>> numbers_of("where", [-1e9]) == numbers_of("where", [-math.inf])
     True

@@ -107,7 +107,7 @@ class Seeds:
         return [(np.random.default_rng, self._salted(np.random.default_rng)), (np.random.RandomState, RandomState)]
 
     def _other(self, seed: Any) -> Any:
-        """Return the seed in its place; that of a generator that draws one itself is the salt alone."""
+        """Return the seed in its place; for a generator that draws one itself, that is the salt."""
         if seed is None or isinstance(seed, int | np.integer):
             return int(seed or 0) ^ self.salt
         if isinstance(seed, list | tuple | np.ndarray):
@@ -128,7 +128,7 @@ def drawn(
 ) -> dict[str, DrawnTensor]:
     """Draw the initial weights several times, within `Seeds.replacing`.
 
-    The port is made anew for the first two draws, and for each if it holds weights that it draws as it is made.
+    The port is built again for each of the first two draws, and for all draws if it draws weights when it is built.
 
     Args:
         source: makes the port.
@@ -169,7 +169,7 @@ def _stays(first: Tensors, second: Tensors, third: Tensors) -> bool:
 
 
 def _is_real(x: np.ndarray) -> bool:
-    return x.dtype.kind not in "biuc"  # bfloat16 has a kind of its own
+    return x.dtype.kind not in "biuc"  # bfloat16 has its own kind
 
 
 def _overlap(x: np.ndarray) -> float:

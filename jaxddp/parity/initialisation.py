@@ -60,7 +60,7 @@ def initial_weights(runs: Runs, case: PortCase, texts: Texts | None = None) -> I
     Args:
         runs: the runs of the check.
         case: their case.
-        texts: edited texts of a program, and of those beside it.
+        texts: edited texts of a program, and of the files next to it.
     """
     source, number = case.source, draws_for(runs.elements)
     source = source.source if isinstance(source, DrawnSource) else source
@@ -124,10 +124,10 @@ def _words(difference: InitialDifference, torch: Draws, jax: Draws) -> tuple[tup
         return ("alike", difference.side), f"starts equal to {equal} in {difference.side}, and not in {opposite}"
     if difference.kind == "one_key":
         equal = listed(difference.others, joint=", ")
-        says = f"has the random numbers of {equal} but for a factor, in {difference.side} alone: drawn with one key"
+        says = f"has the random numbers of {equal} times a factor, only in {difference.side}: drawn with one key"
         return ("one_key", name), says
     if difference.kind == "elements":
-        where = f"is a constant in {difference.side} alone" if difference.side else "has other constants"
+        where = f"is a constant only in {difference.side}" if difference.side else "has other constants"
         return ("elements", name), f"row {difference.row} {where}"
     if difference.kind == "row":
         return ("row", name), f"row {difference.row} is drawn otherwise"

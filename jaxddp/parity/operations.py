@@ -15,7 +15,7 @@ import jaxddp
 from jaxddp import scripts
 
 _PACKAGE = Path(jaxddp.__file__).parent
-# jaxddp's models stand for a user's; its other modules, and torch_ref's, do not.
+# jaxddp's models count as a user's code; its other modules, and torch_ref's, do not.
 _MODELS = (f"{_PACKAGE / 'models'}/", f"{_PACKAGE.parent / 'torch_ref' / 'models'}")
 
 
@@ -113,7 +113,7 @@ class Moments(NamedTuple):
     largest: float
 
 
-LARGE = 1e8  # from which a number stands for infinity, as in masks of -1e9 or of the lowest number of a dtype
+LARGE = 1e8  # from which a number counts as infinity, as in masks of -1e9 or of the lowest number of a dtype
 NEAR = 1e-9  # relative; measured: equal results of correct ports are within 4e-15 in float64
 
 

@@ -98,7 +98,7 @@ class Progress:
             if others and error is not None and not error.of_file and error.what not in self._said:
                 # Without torch's weights nothing runs.
                 ends = self._stage == DRAW and worker.name.startswith("torch")
-                self.say(str(error) if ends else f"{error}; {others.pop()} goes on")
+                self.say(str(error) if ends else f"{error}; {others.pop()} continues")
                 self._said.add(error.what)
         if self._records:
             self._counts = {side: len(of_side) for side, of_side in self._records.items()}

@@ -25,7 +25,7 @@ class Quote:
 
     @classmethod
     def of(cls, line: SourceLine | None) -> "Quote | None":
-        """Return a line as it stands in its file."""
+        """Return a line as it is written in its file."""
         if line is None:
             return None
         linecache.checkcache(line.path)  # the user may have changed it since an earlier check

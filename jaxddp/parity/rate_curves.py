@@ -53,11 +53,11 @@ class TorchRates:
         return all(len(lr) == 1 for lr in self.lr) and not any(map(self.changing, range(len(self.lr))))
 
     def changing(self, group: int) -> list[str]:
-        """Return the numbers of a group that change, beside its rate."""
+        """Return the numbers of a group that change, other than its rate."""
         return [name for name, values in self.others[group].items() if len(values) > 1]
 
     def changes_from(self, group: int, reference: int) -> int:
-        """Return the first step at which a number beside the rate is not what it is at another; `steps`: none."""
+        """Return the first step at which a number other than the rate is not what it is at another; `steps`: none."""
         curves = [self.others[group][name] for name in self.changing(group)]
         changed = [np.flatnonzero(values != values[reference]) for values in curves]
         return min((int(places[0]) for places in changed if len(places)), default=self.steps)
@@ -92,7 +92,7 @@ class RateDifference:
         """
         of_tensor = f" of {self.tensor}" if several else ""
         if self.quantity == UPDATE:
-            more = "another number of the optimizer than its learning rate follows a schedule on one side alone"
+            more = "a number of the optimizer other than its learning rate follows a schedule on only one side"
             return f"the update{of_tensor} differs first at step {self.step:,}, by no factor: {more}"
         digits = next((n for n in (4, 6, 9) if f"{self.torch:.{n}g}" != f"{self.jax:.{n}g}"), 17)
         values = f"{self.torch:.{digits}g} in torch, {self.jax:.{digits}g} in jax"

@@ -86,7 +86,7 @@ def _unlike_run(torch: TorchRates, runs: Runs) -> str:
 
 
 def compared(case: AnyCase, start: Arrays, workers: Workers, torch: TorchRates) -> RatesComparison:
-    """Compare a port's rates with torch's at every step, or where they cannot be read alone its updates at some steps.
+    """Compare a port's rates with torch's at every step, or its updates at some steps if the rates cannot be read.
 
     Args:
         case: model or port.

@@ -224,7 +224,7 @@ class Records(Lazy[StoredRecord]):
         super().__init__(self._written, lambda index: StoredRecord(self._files(index), stacked, summands))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the folders alone: the process that has the owner keeps them."""
+        """Pickle only the folders: the process that has the owner keeps them."""
         return Records, (self._folders, self._stacked, None, self._summands)
 
     def _written(self) -> int:
@@ -297,7 +297,7 @@ def full_norm(record: Record, stage: str) -> float:
 
 
 def of_loss(record: Record, stage: str) -> Tensors:
-    """Return a local stage as computed from the loss alone, also where a port's `jax_step` shows another.
+    """Return a local stage as computed only from the loss, also if a port's `jax_step` shows another.
 
     >>> of_loss({"local_loss": {"loss": np.ones(2)}}, "local_loss")
     {'loss': array([1., 1.])}

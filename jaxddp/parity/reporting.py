@@ -245,7 +245,7 @@ def _uncounted(jax: Sequence[Record]) -> list[str]:
 
 
 def _in_catalogue(difference: Difference) -> bool:
-    """Return whether the cause is a fault of the catalogue; an edit of a call may stand for two crossed names."""
+    """Return whether the cause is a fault of the catalogue; an edit of a call may be two crossed names."""
     return difference.cause is not None and not set(difference.cause.names) <= EDITS.keys()
 
 

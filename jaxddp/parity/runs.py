@@ -45,7 +45,7 @@ LOOK_AHEAD = 4  # learning rates are recorded for this many times the run's step
 
 
 class Runs:
-    """Runs of both sides through the same steps; a failure of one side is recorded and the other goes on.
+    """Runs of both sides through the same steps; a failure of one side is recorded and the other continues.
 
     A forced run starts every step from the state of the reference, which is torch's float64 run.
 
@@ -205,7 +205,7 @@ class Runs:
     def _pair(self, case: PortCase, torch: Draws, jax: Draws) -> None:
         """Let the losses of both sides draw the same numbers; what cannot be paired is a problem."""
         if not isinstance(torch, tuple) or not isinstance(jax, tuple):
-            # The run reports a loss that fails, and must not go on if the other side draws random numbers.
+            # The run reports a loss that fails, and must not continue if the other side draws random numbers.
             of_sides: dict[str, tuple[Draws, Draws]] = {"torch": (torch, jax), "jax": (jax, torch)}
             for side, (why, others) in of_sides.items():
                 if isinstance(why, InputError) and isinstance(others, tuple) and others:
@@ -229,7 +229,7 @@ class Runs:
             self.summary = self._workers.torch.do(reference)[0]
 
     def both(self, of_jax: JaxJob, of_torch: TorchJob) -> tuple[Any, Any] | str:
-        """Run a job of each side beside each other; return both answers, or why there are none.
+        """Run a job of each side at the same time; return both answers, or why there are none.
 
         The failure of such a job is no problem of the check.
         """

@@ -23,7 +23,7 @@ VALUES = (
 class Summand(NamedTuple):
     """Elements of a vector that jax adds to those of another."""
 
-    first: str  # the vector that stands for the sum
+    first: str  # the vector that holds the sum
     elements: np.ndarray  # places in it
     other: str  # the vector that is added
     others: np.ndarray  # places in it

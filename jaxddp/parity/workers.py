@@ -65,7 +65,7 @@ class Workers:
         self.end_torch(max(0.0, until - time.monotonic()))
 
     def end_torch(self, patience: float = 0.0) -> None:
-        """End torch's ranks alone; they hold 0.2 GiB each after a job."""
+        """End only torch's ranks; they hold 0.2 GiB each after a job."""
         for torch in (self._torch, self._more_torch):
             if torch is not None:
                 torch.end(patience)

@@ -25,7 +25,7 @@ class CompiledStep:
         batch_size: examples per replica.
         arguments, outputs, aliased, temporaries: bytes per device; aliased outputs share the arguments' memory.
         seconds: time of the compilation.
-        fallback: XLA's options beside those asked for, without which it cannot compile the step.
+        fallback: XLA's options in addition to those asked for, without which it cannot compile the step.
     """
 
     text: str

@@ -119,7 +119,7 @@ class PlanOptions(PlanTrainerOptions, BuiltInOptions):
         check_name("--model", self.model, choices_of(get_type_hints(PlanOptions)["model"]))
 
     def of_trainer(self, program: Program) -> TrainerConfig:
-        """Return the configuration of the trainer; that of its default model beside a preset."""
+        """Return the configuration of the trainer; a preset gets that of the default model."""
         model = self.model if self.model in MODELS else BuiltInOptions.model
         return PlanTrainerOptions.of_trainer(dataclasses.replace(self, model=model), program)
 

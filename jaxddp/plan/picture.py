@@ -52,7 +52,7 @@ def _efficiency(axes: "Axes", report: PlanReport) -> None:
 
 
 def _streams(axes: "Axes", report: PlanReport) -> None:
-    """Draw the step on its two streams: kernels, and the messages that run beside them or hold them up."""
+    """Draw the step on its two streams: kernels, and the messages that overlap with them or hold them up."""
     timeline = report.after.timeline
     waits = [(1e3 * (one.end - one.exposed), 1e3 * one.exposed) for one in timeline.sent if one.exposed]
     axes.broken_barh([(0, 1e3 * timeline.seconds)], (1.1, 0.8), color=QUIET)

@@ -28,7 +28,7 @@ def linear(in_features: int, out_features: int) -> nnx.Linear:
 
 
 class GPT2Block(nnx.Module):
-    """Pre-norm attention and a multilayer perceptron of four times the width, each beside a residual."""
+    """Pre-norm attention and a multilayer perceptron of four times the width, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, attention: Attention = None):
         self.heads, self.implementation = heads, attention
@@ -92,7 +92,7 @@ def conv(in_channels: int, channels: int, size: int, stride: int = 1) -> nnx.Con
 
 
 class Bottleneck(nnx.Module):
-    """1x1, 3x3 and 1x1 convolutions beside a residual; the 3x3 one has the stride."""
+    """1x1, 3x3 and 1x1 convolutions with a residual connection; the 3x3 one has the stride."""
 
     def __init__(self, in_channels: int, channels: int, stride: int):
         sizes = [(in_channels, channels, 1, 1), (channels, channels, 3, stride), (channels, 4 * channels, 1, 1)]

@@ -1,7 +1,7 @@
 """Compiled schedule played on one GPU: kernels on one stream, messages on another.
 
 XLA starts a message (`all-reduce-start`) when its operands are ready and waits for it (`all-reduce-done`) before the
-first use. What stands between the two covers the message; the wait is exposed.
+first use. What is between the two covers the message; the wait is exposed.
 """
 
 import re
@@ -156,7 +156,7 @@ class Timeline:
 
     @property
     def efficiency(self) -> float:
-        """Examples per second and GPU, relative to one GPU alone."""
+        """Examples per second and GPU, relative to a single GPU."""
         return self.work / self.seconds
 
     @property
@@ -174,7 +174,7 @@ class Timeline:
 def play(
     schedule: list[Event], work_seconds: Callable[[Cost], float], message_seconds: Callable[[str, float], float]
 ) -> Timeline:
-    """Play a schedule: kernels run one after another, and messages run one after another beside them.
+    """Play a schedule: kernels run one after another, and messages run one after another at the same time.
 
     Args:
         schedule: from `events`.

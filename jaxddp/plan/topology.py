@@ -15,7 +15,7 @@ from jaxlib.version import __version__ as JAXLIB_VERSION
 from jaxddp.config.hardware import GPU
 from jaxddp.errors import InputError
 
-PLUGIN = Path(sys.prefix, "cuda-plugin")  # beside the packages, not among them: jax would use it in every run
+PLUGIN = Path(sys.prefix, "cuda-plugin")  # next to the packages, not among them: jax would use it in every run
 _PACKAGE = "jax-cuda12-plugin"
 
 

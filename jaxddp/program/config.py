@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", bound="DataclassInstance")
 Trainer = TypeVar("Trainer", bound=TrainerConfig)
-# Names that an option cannot have beside those of the configuration: flags of every command, and of torch_ref.
+# Names that an option cannot have in addition to those of the configuration: flags of every command, and of torch_ref.
 OF_COMMANDS = ("help", "traceback", "strategy", "LEFT_OUT", "OPTIONS", "PROGRAM")
 
 
@@ -80,7 +80,7 @@ def default_config(program: Program, trainer: type[Trainer]) -> Trainer:
 
 @contextlib.contextmanager
 def as_written(program: Program, names: Collection[str] | None = None) -> Iterator[None]:
-    """Begin the message of an `InputError` about a flag that a file sets with the file, and name it as the file does.
+    """Begin the message of an `InputError` about a flag that a file sets with the file and the file's name of the flag.
 
     Args:
         names: flags; an error about others passes as it is. None: any error is about the file.
@@ -116,7 +116,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _reduced(config: Any) -> Any:
-    """Pickle a configuration by its program's file, which the other process loads anew."""
+    """Pickle a configuration by its program's file, which the other process loads again."""
     program = config.PROGRAM
     if program.path is None:
         raise InputError(f"{program.name}: must be a file to be run by several processes")

@@ -126,8 +126,8 @@ def _defaults(values: Mapping[str, Any], unused: Mapping[str, bool] | None = Non
 def _variables(values: Mapping[str, Any]) -> set[str]:
     """Return the names of flags that set no flag in this file, but are variables of its code.
 
-    A program without data for a trainer has only the flags that a check needs. An optimizer or a step of the file's
-    replaces the flags beside it; those that a check refuses there remain.
+    A program without data for a trainer has only the flags that a check needs. An optimizer or a step of the file
+    replaces the flags of the same purpose; those that a check then refuses remain.
     """
     flags = {f.name for f in dataclasses.fields(TrainerConfig)}
     variables = {*OF_A_RUN} if values.get("train_data") else flags - {*OF_PORT} - read_flags(values)
@@ -156,7 +156,7 @@ def _check_spelling(values: Mapping[str, Any], unused: Mapping[str, bool]) -> No
     """Raise if an unused name is almost one that the trainers know, or another word for it, whose default would stay.
 
     Args:
-        unused: see `_unused`; what is imported is spelt as its module does.
+        unused: see `_unused`; what is imported is spelt like its module.
     """
     known = {*NAMES, *(f.name for f in dataclasses.fields(TrainerConfig))} - _variables(values)
     absent = [name for name in known if name not in values and len(name) >= MIN_LENGTH]

@@ -42,7 +42,7 @@ def asks_to_stop(function: str, returned: Any) -> bool:
 
 
 def shown_metrics(beside: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the numbers and arrays among what a loss function returns beside its loss, which may be anything.
+    """Return the numbers and arrays among what a loss function returns with its loss, which may be anything.
 
     >>> shown_metrics({"accuracy": 0.5, "loss": 2.0, "note": "text", 3: 1.0})
     {'accuracy': 0.5}

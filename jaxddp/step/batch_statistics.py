@@ -111,7 +111,7 @@ class BatchStatistics:
         statistics = [path + name for path in self._of_all for name in ("mean", "var", COUNT)]
         cleared = {name: jnp.zeros_like(x) if name in statistics else x for name, x in state.buffers.items()}
         _, after = self._loss(state.params, cleared, batch)
-        # A batch of padding alone leaves all of them 0.
+        # A batch of only padding leaves all of them 0.
         counts = {path + COUNT: after.get(path + COUNT, jnp.int32(1)) for path in self._of_all}
         return {name: after[name] for name in statistics if name in after} | counts
 

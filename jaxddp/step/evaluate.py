@@ -19,7 +19,7 @@ from jaxddp.step.loops import scan
 
 Places = tuple[np.ndarray, np.ndarray]  # indices of examples (W, K, B), and their weights, the entry "valid"
 KEPT_BYTES = 2**30  # of an evaluation set that stays on the devices between evaluations
-PART_BYTES = 2**28  # of a part of a larger one, which is read anew each time
+PART_BYTES = 2**28  # of a part of a larger one, which is read again each time
 
 
 def padded_places(size: int, world_size: int, batch_size: int) -> list[Places]:
@@ -61,7 +61,7 @@ def equal_places(size: int, world_size: int, batch_size: int) -> list[Places]:
 
 
 class EvaluationSet:
-    """Examples of an evaluation, on the devices or, if they are too many, read anew at each evaluation.
+    """Examples of an evaluation, on the devices or, if they are too many, read again at each evaluation.
 
     Args:
         source: the examples.

@@ -25,7 +25,7 @@ from jaxddp.config.ranges import check_range
 from jaxddp.nn.losses import Sums
 from jaxddp.state import TrainState
 
-MOVED = ("params", "opt_state", "averaged")  # changed by the optimizer update alone
+MOVED = ("params", "opt_state", "averaged")  # changed only by the optimizer update
 
 
 class ScalerState(NamedTuple):

@@ -88,7 +88,7 @@ class LocalGradients:
     def add(self, state: TrainState, before: Unsynchronized, micro_batch: Batch, pieces: int = 1) -> Unsynchronized:
         """Add one micro-batch."""
         result, buffers, examples = self.differentiate(state, before.buffers, micro_batch, before.examples, pieces)
-        if EXAMPLE in result.sums:  # the first alone counts
+        if EXAMPLE in result.sums:  # only the first counts
             result.sums[EXAMPLE] *= before.result.sums[EXAMPLES] == 0
         return Unsynchronized(jax.tree.map(jnp.add, before.result, result), buffers, examples)
 
@@ -116,7 +116,7 @@ class LocalGradients:
 
         def share(denominator: jax.Array) -> jax.Array:
             # torch divides by this before its backward pass; doing the same makes 16 bits overflow at the same scale.
-            # At least 1, for a replica with padding alone; the gradients are multiplied by it afterwards.
+            # At least 1, for a replica with only padding; the gradients are multiplied by it afterwards.
             return jnp.maximum(denominator, 1) * pieces
 
         def sums_of(params: Params, *arguments: Any) -> tuple[Sums, Buffers]:

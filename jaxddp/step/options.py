@@ -30,15 +30,15 @@ class StepOptions:
     Attributes:
         loss_normalization: "ddp" or "global".
         clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
-        clip_grad_value: largest absolute value of its elements; None: no clipping; not beside `clip_grad_norm`.
-        remat: keep the results of products and convolutions alone for the backward pass, and compute the rest again.
+        clip_grad_value: largest absolute value of its elements; None: no clipping; not with `clip_grad_norm`.
+        remat: keep only the results of products and convolutions for the backward pass, and compute the rest again.
         comm_hook: reduction of the local gradients, a function of them or a `CommHook`, see `jaxddp.comm_hooks`;
             None: their mean over the replicas.
         keep_buffers: buffers to keep after the replicas' forward passes. "rank0": those of rank 0, as DDP;
             "mean": their mean, in the buffer's dtype; "local": each replica its own.
         ema_decay: decay of the moving average of the parameters; None: no average is kept.
         swa: keep an equal average of the parameters, which `DistributedDataParallel.update_average` updates; not
-            beside `ema_decay`.
+            with `ema_decay`.
         frozen: patterns of the names of parameters that do not learn, as in `fnmatch` ("encoder.*").
         find_unused_parameters: treatment of parameters that the loss does not depend on. False: an error. True:
             they do not change, as in torch's DDP. None: no search; the optimizer gets zeros as their
@@ -48,8 +48,8 @@ class StepOptions:
             see `jaxddp.step.zero`; the optimizer must treat every element of a group alike.
         group_of: function from a parameter's name to the number of its group, for `shard_optimizer`; set for
             `optim.grouped` by `DistributedDataParallel`. None: there is one group.
-        divide_by_initial_world_size: divide by the number of all replicas, also of those without examples, as
-            torch's `join` does; False: by the number of replicas that have examples.
+        divide_by_initial_world_size: divide by the number of all replicas, also of those without examples, like
+            torch's `join`; False: by the number of replicas that have examples.
         scaler: loss scaler, which skips steps whose gradients overflow; None: no scaling.
         log_gradients: patterns of the names of parameters whose gradients are logged, see
             `jaxddp.tracking.gradient_metrics`.

@@ -53,7 +53,7 @@ class ReplicaStep(StepOptions):
     Both are mean_r(numerator_r) / mean_r(denominator_r) with different numerators and denominators, so one all-reduce
     carries gradients, denominators and metrics in either case.
 
-    Padded examples, whose entry "valid" of the batch is 0, count in none of these sums. A replica with padding alone
+    Padded examples, whose entry "valid" of the batch is 0, count in none of these sums. A replica with only padding
     adds nothing; A then differs between replicas, and W may be the number of replicas that have examples (see
     `divide_by_initial_world_size`).
 

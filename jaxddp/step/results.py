@@ -126,7 +126,7 @@ class Results:
     def update_bn(self, state: TrainState, batches: Iterable[MicroBatches]) -> TrainState:
         """Replace BatchNorm's running statistics by their means over batches of the training set, for `averaged`.
 
-        Every micro-batch of every replica counts the same, as a batch does in torch's update_bn; padding does not.
+        Every micro-batch of every replica counts the same, like a batch in torch's update_bn; padding does not.
 
             state = ddp.update_bn(ddp.averaged(state), loader.epoch(0))
 

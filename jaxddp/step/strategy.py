@@ -55,7 +55,7 @@ class Strategy(ABC):
         return gradients
 
     def unsharded(self, gradients: Any) -> Params:
-        """Return the gradients, not sliced, behind the result of `mean` or `part`."""
+        """Return the unsliced gradients of a result of `mean` or `part`."""
         return gradients
 
     def all_finite(self, gradients: Any) -> jax.Array:

@@ -88,7 +88,7 @@ def with_zeros(gradients: Params, params: Params) -> Params:
 def update(
     optimizer: optax.GradientTransformation, gradients: Params, opt_state: Any, params: Params
 ) -> tuple[Params, Any]:
-    """Update the parameters that have a gradient, and the optimizer's state of these parameters alone.
+    """Update the parameters that have a gradient, and the optimizer's state of only these parameters.
 
     Args:
         opt_state: state for all parameters that learn; per-parameter values are dictionaries by name.

@@ -1,6 +1,6 @@
 """The files of a run's program, kept in the run folder to be compared, and never executed.
 
-    program/          run.py and the modules beside it that it has imported
+    program/          run.py and the modules next to it that it has imported
     program.json      their digests, statement by statement, and the values of its flags and options
 
 A digest is of the parsed statement, so that comments and layout do not count as changes.
@@ -42,13 +42,13 @@ def keep_program(program: Program, folder: Path) -> None:
 
 
 def keep_flags(program: Program, folder: Path) -> None:
-    """Keep the values of a program's flags with which a run is resumed, beside the digests of its start."""
+    """Keep the values of a program's flags with which a run is resumed, next to the digests of its start."""
     if (saved := _saved(folder)) is not None:
         _write(saved, program, folder)
 
 
 def resumed_configs(folder: Path, default: Config) -> tuple[Config, Config]:
-    """Return the configuration of the run in a folder, and the one with which it goes on if no flag is given.
+    """Return the configuration of the run in a folder, and the one with which it continues if no flag is given.
 
     The second has the flags and options whose values have changed in the program since.
 

@@ -1,4 +1,4 @@
-"""Checks of a run folder before its run goes on; both trainers use them."""
+"""Checks of a run folder before its run continues; both trainers use them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -75,7 +75,7 @@ def check_kept(folder: Path, checkpoints: str) -> None:
 def check_same_epochs(folder: Path, steps_per_epoch: int) -> None:
     """Raise `InputError` unless the epochs that the run has logged have `steps_per_epoch` steps.
 
-    Otherwise its number of steps would stand for another position in the data.
+    Otherwise its number of steps would mean another position in the data.
     """
     path = folder / METRICS_FILE
     epochs = [record for record in read_metrics(path) if record["kind"] == "epoch"] if path.exists() else []

@@ -85,7 +85,7 @@ class RunLog:
         resume_step: step after which the run continues; records of later steps are dropped.
         resume_records: number of records up to that step. A line says if the file has fewer.
         digests: digests of the data, saved as data.json; None: not saved.
-        program: the program, whose files are kept beside config.json; None: they are not.
+        program: the program, whose files are kept next to config.json; None: they are not.
         quiet: print nothing, as on all ranks but one.
         memory: returns the bytes in use on a device, for the progress bar; None if they are unknown.
 

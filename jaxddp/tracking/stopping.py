@@ -53,7 +53,7 @@ class Stopping:
 
     @property
     def reason(self) -> str | None:
-        """Line that says why the run ends; None: it goes on."""
+        """Line that says why the run ends; None: it continues."""
         if self.asked is not None:
             return f"stopped by {self.asked}"
         config, patience = self._config, self._config.early_stopping_patience

@@ -1,4 +1,4 @@
-"""Where a run's metrics go beside metrics.jsonl: TensorBoard's files, Weights & Biases, MLflow."""
+"""Writers of a run's metrics in addition to metrics.jsonl: TensorBoard's files, Weights & Biases, MLflow."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when one is due, what is noted beside the state, and which one to go back to."""
+"""Checkpoints of a run: when one is due, what is saved with the state, and which one to go back to."""
 
 import dataclasses
 import time
@@ -130,7 +130,7 @@ class Saver:
         return self._sums
 
     def rolled_back(self, error: NotFiniteError) -> TrainState:
-        """Return the state of the newest checkpoint, to go on with the batches after those that were dispatched.
+        """Return the state of the newest checkpoint, to continue with the batches after those that were dispatched.
 
         Raises:
             NotFiniteError: `error`, if the run is not to roll back, or has done so too often, or has no checkpoint.

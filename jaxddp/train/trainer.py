@@ -44,7 +44,7 @@ LATEST_SIGHT = 60  # seconds; NFS may show a new file this late
 
 
 def run(program: Any = None, **flags: Any) -> Result:
-    """Train a program from Python, as `jaxddp train` does from the command line.
+    """Train a program from Python, like `jaxddp train` on the command line.
 
     Args:
         program: path of a program, a module, a mapping or an object with the names of one, see `jaxddp.program`;

@@ -173,7 +173,7 @@ def test_a_batch_that_cannot_be_made_twice_is_told_at_once(
 ) -> None:
     report = failing(change, more=more)
     call = where.removeprefix("torch rank 0, ")
-    message = f"{call}: returns other values at its second call; must depend on step and rank alone"
+    message = f"{call}: returns other values at its second call; must depend only on step and rank"
     assert report.problems == (Problem(side, where, message),) and not report.stages
 
 

@@ -1,11 +1,22 @@
 """Texts of the repository name files and tests that exist, and show what the commands print."""
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
+import jaxddp
+import jaxddp.data
+import jaxddp.parity
+from jaxddp.config.checks import flag
+from jaxddp.config.hints import OTHER_TRAINERS, VALUES
+from jaxddp.parity import Port
+from jaxddp.parity.catalogue import FAULTS
+from jaxddp.program.calls import BY_NAME
+from jaxddp.program.program import NAMES, OPTIONS
+from jaxddp.step.options import StepKeywords
 from tests.support.transcripts import BLOCK, NOT_RUN, Transcript, transcripts
 
 ROOT = Path(__file__).parents[2]
@@ -113,8 +124,61 @@ def test_the_reports_have_the_verdicts_of_the_guide_and_the_stylesheet_of_the_pa
         assert {word for word in classes if f".{word}" not in style} <= {"residuals"}, name
 
 
+def test_the_reference_has_every_name_of_a_program() -> None:
+    reference = (ROOT / "docs" / "program.md").read_text()
+    names = {*NAMES, OPTIONS, *BY_NAME} | {f.name for f in dataclasses.fields(Port)} - {"unchecked"}
+    assert [name for name in sorted(names - {"world_size"}) if f"`{name}`" not in reference] == []
+
+
+def pairs_in(section: str) -> list[tuple[str, str]]:
+    """Each name in backticks in the first cells of a section's tables, with the text of the last cell of its row."""
+    rows = [line.strip("| ").rpartition(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return [(name, ours.replace("`", "")) for theirs, _, ours in rows for name in re.findall("`([^`]+)`", theirs)]
+
+
+def test_the_guide_lists_the_flags_and_values_of_other_trainers_that_errors_translate() -> None:
+    guide = (ROOT / "docs" / "train.md").read_text()
+    section = guide.partition("### Flags of other trainers\n")[2].partition("\n## ")[0]
+    values = [(given, f"{flag(option)} {meant}") for option, kind in VALUES.items() for given, meant in kind.items()]
+    assert sorted(pairs_in(section)) == sorted([*OTHER_TRAINERS.items(), *values])
+
+
+def test_a_row_of_several_names_is_a_pair_for_each_of_them() -> None:
+    assert pairs_in("| A | B | ours |\n|---|---|---|\n| `--a`, `--b` | | `--c`, all |\n") == [
+        ("--a", "--c, all"),
+        ("--b", "--c, all"),
+    ]
+
+
 def test_the_site_has_a_page_for_every_package() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
     packages = [path.parent for name in ("jaxddp", "torch_ref") for path in (ROOT / name).rglob("__init__.py")]
     names = [".".join(path.relative_to(ROOT).parts) for path in packages]
     assert [name for name in names if f"api/{name}.md\n" not in navigation] == []
+
+
+def test_the_page_of_the_api_has_every_public_name() -> None:
+    page = re.sub(r"^```.*?^```$", "", (ROOT / "docs" / "api.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", page))))
+    options = set(StepKeywords.__annotations__)
+    assert {*jaxddp.__all__, *jaxddp.data.__all__, *jaxddp.parity.__all__, *options} <= words
+
+
+def test_the_readme_has_the_numbers_of_the_scoreboard() -> None:
+    readme, board, threads = (
+        (ROOT / name).read_text() for name in ("README.md", "docs/scoreboard.md", "docs/threads.md")
+    )
+    found, named = re.findall(r"faults planted \| 600 \| (\d+) found, (\d+) named, 0 named wrongly", board)[0]
+    assert f"| 600 | {named} | 0 |" in readme and found == "600"
+    header = next(line for line in board.splitlines() if line.startswith("| fault | ports |"))
+    columns = [cell.strip() for cell in header.strip("|").split("|")]
+    rows = [line.strip("|").split("|") for line in board.partition(header)[2].partition("\n\n")[0].splitlines()[2:]]
+    alarms = {
+        name: sum(int(row[columns.index(name)]) for row in rows if row[0].strip() in FAULTS) for name in columns[-4:]
+    }
+    assert f"forward pass compared to 1e-5 | {alarms['forward pass to 1e-5']} |" in readme
+    assert f"`allclose` on the updated parameters | {alarms['allclose on the parameters']} |" in readme
+    same, none = (int(re.search(pattern, board)[1]) for pattern in (r"the same cause (\d+)", r"another 0, none (\d+)"))  # type: ignore[index]
+    assert f"| {same + none} public issues" in readme.replace("| - |", "|") or f"{same + none} public issues" in readme
+    assert f"| - | {same} | 0 |" in readme and "74 threads" in threads
+    assert board.count("| 0 false alarms |") == 1 and "| 0 different, 0 beyond, 0 incomplete," in board

@@ -88,7 +88,7 @@ def test_errors_of_the_file_itself_have_frames(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     Path("run.py").write_text("import wrong\n")
     Path("wrong.py").write_text("\nx = = 1\n")
-    with pytest.raises(InputError, match=r"^wrong\.py: line 2: SyntaxError: invalid syntax") as caught:
+    with pytest.raises(InputError, match=r"^wrong\.py: line 2: SyntaxError: invalid syntax$") as caught:
         run_file(Path("run.py"))
     assert caught.value.frames == ("run.py:1, <module>: import wrong", "wrong.py:2, <module>: x = = 1")
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SAMPLES = 64  # rows or examples that stand for data too large to be read at the start
+SAMPLES = 64  # rows or examples that represent data too large to be read at the start
 PROBES = 8  # of them, read twice
 CHUNK = 2**26  # bytes
 

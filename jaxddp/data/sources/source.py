@@ -15,7 +15,7 @@ from jaxddp.errors import InputError, described
 from jaxddp.scripts import users_frames
 
 Augment = Callable[[Any, np.random.Generator], Any]
-"""(example, random numbers of its own) -> example."""
+"""(example, its own random generator) -> example."""
 Collate = Callable[[list[Any]], Any]
 """Examples -> a batch, arrays with an entry for each example."""
 
@@ -41,7 +41,7 @@ class Source:
     Attributes:
         data: any object with a length and items.
         where: name of the data in messages.
-        augment: changes each example with random numbers that depend on (seed, epoch, index) alone.
+        augment: changes each example with random numbers that depend only on (seed, epoch, index).
         collate: puts examples together to a batch; None: each entry is stacked.
         seed: seed of the augmentation.
         dtype: dtype of floating-point numbers; None: as they are.
@@ -92,7 +92,7 @@ class Source:
         return {name: array.reshape(*indices.shape, *array.shape[1:]) for name, array in arrays.items()}
 
     def read(self, jobs: Iterable[Job]) -> Iterator[list[Arrays]]:
-        """Yield the parts of each job in turn, as `jaxddp.data.sources.workers.DataWorkers` does."""
+        """Yield the parts of each job in turn, like `jaxddp.data.sources.workers.DataWorkers`."""
         for job in jobs:
             yield [self.take(part, job.epoch) for part in job.parts]
 
@@ -115,7 +115,7 @@ class Source:
             tell(index)
             (example,) = self._read([index])
             if self.augment is not None:
-                try:  # with arrays of its own, which it may change in place
+                try:  # with its own arrays, which it may change in place
                     example = self.augment(copied(example), generator(self.seed, epoch, index))
                 except ERRORS as error:
                     raise self.located(error, f"augment: example {index}") from error

@@ -52,7 +52,7 @@ class Stream:
     """Read a stream forward, as an endless sequence of examples, and go back to a position in it.
 
     Args:
-        make: returns the stream; called anew to go back.
+        make: returns the stream; called again to go back.
         steps_per_epoch: N, optimizer steps per epoch.
         batch_size: B, examples per step over all replicas.
         where: name of the stream in messages.
@@ -127,7 +127,7 @@ class Stream:
         return 0 if usable else step * self.batch_size
 
     def check_state(self) -> list[str]:
-        """Load the present state into another stream, and return a line if it does not go on with the same example.
+        """Load the present state into another stream, and return a line if it does not continue with the same example.
 
         Raises:
             InputError: the state is not JSON, or cannot be loaded.
@@ -260,7 +260,7 @@ def stream(
     Args:
         make: returns an object with `__iter__`, endless or not; one that ends is iterated again, after its
             `set_epoch(pass)` if it has that. It is called again to go back to an earlier example.
-        steps_per_epoch: optimizer steps per epoch; the next epoch goes on with the example after the last one.
+        steps_per_epoch: optimizer steps per epoch; the next epoch continues with the example after the last one.
         global_batch_size: examples per step over all replicas.
         where: name of the stream in messages.
         options: `augment`, `collate`, `seed`, `dtype` and `checked` of a `Source`.

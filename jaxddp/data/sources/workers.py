@@ -191,7 +191,7 @@ def _environment() -> dict[str, str]:
 
 
 def _pickled(source: Source) -> memoryview:
-    """Pickle a source; modules that another process could not import travel by value, as a user's file does."""
+    """Pickle a source; modules that another process could not import travel by value, like a user's file."""
     by_value = [module for name, module in list(sys.modules.items()) if _is_loaded_from_elsewhere(name, module)]
     for module in by_value:
         cloudpickle.register_pickle_by_value(module)
@@ -215,7 +215,7 @@ def _is_loaded_from_elsewhere(name: str, module: Any) -> bool:
     of_package = "." in name and not name.rpartition(".")[2].startswith(PREFIX)
     if of_package or not file or not file.endswith(".py") or file.startswith(sys.base_prefix):
         return False
-    specs = (finder.find_spec(name, None) for finder in sys.meta_path)  # editable installs have finders of their own
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path)  # editable installs have their own finders
     found = next((spec for spec in specs if spec is not None), None)
     return name != "__main__" and (found is None or found.origin != file)
 

@@ -61,7 +61,7 @@ class PortCase:
 
     @property
     def torch_source(self) -> PortSource:
-        """Source of the port, which each torch rank makes anew."""
+        """Source from which each torch rank builds the port."""
         return WideSource(self._varied) if self.wide else self._varied
 
     @property

@@ -1,4 +1,4 @@
-"""Edits of torch's programs, and lines that round, without a row of their own; the words of a cause say which."""
+"""Faults for edits of torch's programs, and for lines that round, without a name; the words of a cause say which."""
 
 from jaxddp.parity.catalogue.fault import Fault
 
@@ -8,14 +8,14 @@ EDITS: dict[str, Fault] = {
     "other_option": Fault("an option of a call differs", "give the call the reference's option"),
     "other_function": Fault("a call is made of another function", "call the function that the reference calls"),
     "other_index": Fault("other elements are taken", "take the elements that the reference takes"),
-    "call_left_out": Fault("a call of the reference is left out", "make the call, as the reference does"),
-    "calls_left_out": Fault("calls of the reference are left out", "make the calls, as the reference does"),
+    "call_left_out": Fault("a call of the reference is left out", "make the call, like the reference"),
+    "calls_left_out": Fault("calls of the reference are left out", "make the calls, like the reference"),
     "call_added": Fault("the port makes a call that the reference does not make", "leave the call out"),
     "call_moved": Fault("a call is made at another place", "make the call where the reference makes it"),
-    "operand_left_out": Fault("an operand is left out", "use all operands, as the reference does"),
+    "operand_left_out": Fault("an operand is left out", "use all operands, like the reference"),
     "other_operand": Fault("a call is given another tensor", "give the call the tensor that the reference gives it"),
     "other_expression": Fault(
-        "a result is computed in another way", "compute it as the reference does, from the same tensors"
+        "a result is computed in another way", "compute it like the reference, from the same tensors"
     ),
     "other_order": Fault("parts are taken in another order", "take the parts in the reference's order"),
     "gradient_stopped": Fault(
@@ -46,7 +46,7 @@ EDITS: dict[str, Fault] = {
     ),
     "sum_moved_once": Fault(
         "torch trains several vectors where jax has their sum, which then moves by several updates",
-        "train one of torch's alone, with the others set to 0 and frozen (requires_grad_(False)), or give jax's layer "
+        "train only one of torch's, with the others set to 0 and frozen (requires_grad_(False)), or give jax's layer "
         "as many arrays",
     ),
     "rate_rounded": Fault(

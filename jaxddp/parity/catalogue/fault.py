@@ -7,7 +7,7 @@ from jaxddp.parity.catalogue.torch_optimizer import TorchOptimizer
 
 
 class Known(NamedTuple):
-    """Facts about a fault that was found, besides its name.
+    """Facts about a fault that was found, in addition to its name.
 
     Attributes:
         says: description of the fault, with its values.

@@ -21,7 +21,7 @@ def _batch_norm(known: Known) -> str:
 
 
 def _gelu(known: Known) -> str:
-    return "use jax.nn.gelu(x, approximate=True), as the reference does" if known.says.startswith(BY_ERF) else ""
+    return "use jax.nn.gelu(x, approximate=True), like the reference" if known.says.startswith(BY_ERF) else ""
 
 
 def _ignored(known: Known) -> str:
@@ -43,7 +43,7 @@ FAULTS: dict[str, Fault] = {
     "biased_variance": Fault(
         "the running variance is the biased one; torch keeps n/(n-1) times it",
         "use jaxddp.nn.layers.BatchNorm(features), in linen as nnx.bridge.to_linen(jaxddp.nn.layers.BatchNorm, "
-        "features, skip_rng=True), or track n/(n-1) times the batch variance as it does",
+        "features, skip_rng=True), or track n/(n-1) times the batch variance, like torch",
         "pytorch/pytorch#19902",
     ),
     "batch_norm_eval": Fault(

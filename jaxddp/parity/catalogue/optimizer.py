@@ -55,7 +55,7 @@ def _scale(known: Known) -> str:
         return ""
     over, kind = found.groups()
     code = "(losses * weights).sum() / weights.sum()" if over == "the elements that count" else f"losses.{kind}()"
-    return f"take the {kind} over {over} in the port, as the reference does: {code}"
+    return f"take the {kind} over {over} in the port, like the reference: {code}"
 
 
 FAULTS: dict[str, Fault] = {

@@ -60,7 +60,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "global_mean": Fault(
         "the loss is one mean over the tokens of all ranks; the reference takes the mean of the ranks' means",
-        "divide by the number of tokens of each rank, as torch DDP does: average the ranks' means without "
+        "divide by the number of tokens of each rank, like torch DDP: average the ranks' means without "
         "weights; or make the reference divide by the total",
         "huggingface/transformers#34242",
     ),
@@ -91,7 +91,7 @@ FAULTS: dict[str, Fault] = {
     "clip_by_value": Fault(
         "each element of the gradients is clipped by itself; the reference clips by the norm of all, at another value, "
         "or not at all",
-        "clip as the reference does: by its value, or by the global norm, optax.stateless(lambda g, _: "
+        "clip like the reference: by its value, or by the global norm, optax.stateless(lambda g, _: "
         "jaxddp.optim.clip_by_global_norm(g, max_norm)[0]) in place of optax.clip; if it does not clip, do "
         "not clip in the port; or use torch.nn.utils.clip_grad_value_ in the reference",
     ),

@@ -49,7 +49,7 @@ class TorchOptimizer:
     def in_jax(self, *shown: str, rate: str = "lr") -> str:
         """Return code that makes the same optimizer; "" for an unknown one.
 
-        If some tensors do not decay, `mask` in the code stands for those that do.
+        If some tensors do not decay, the code has the name `mask` for a mask of those that do.
 
         Args:
             shown: options of the function that are written even if they equal their defaults.

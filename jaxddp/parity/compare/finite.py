@@ -52,7 +52,7 @@ def first_not_finite(torch: Sequence[Record], jax: Sequence[Record], start: Arra
     """Return the first non-finite values in the stages that both sides show; None if all are finite.
 
     Constants of the model, such as a mask that holds -inf from the start, do not count. Neither do gradients that both
-    sides skip so that the parameters stay finite, as a loss scaler does.
+    sides skip so that the parameters stay finite, like a loss scaler.
 
     Args:
         torch, jax: records of both sides.

@@ -1,4 +1,4 @@
-"""Compare jax on its own with torch on its own, from the same start: a state that is not carried over shows here alone.
+"""Compare jax on its own with torch on its own, from the same start: only this shows a state that is not carried over.
 
 Rounding grows over such a run, in a deep net severalfold in each step. It is no difference, however far it comes; a
 state that is wrong makes a jump.
@@ -146,7 +146,7 @@ def _beyond(result: StageResult) -> int | None:
 
 
 def _grown(result: StageResult, step: int, rate_rounding: float) -> bool:
-    """Return whether rounding alone may have come as far as this in a step, given each step before it."""
+    """Return whether rounding may explain a difference as large as in this step, given each step before it."""
     return all(after <= GROWTH * before for before, after in _pairs(result, step, rate_rounding))
 
 

@@ -41,8 +41,8 @@ class InitialDifference:
             matrix, "alike" for tensors that are equal in each draw, "one_key" for those that are so but for a factor;
             "mean", "deviation", "shape", or "row".
         errors: the difference in standard errors; NaN where none measures it.
-        others: tensors that are equal to this one on `side` alone; for "alike" and "one_key".
-        side: see `others`; for "elements", the side that alone has a constant, "" if both have.
+        others: tensors that are equal to this one only on `side`; for "alike" and "one_key".
+        side: see `others`; for "elements", the only side that has a constant, "" if both have.
         row: number of the row that differs; for "row" and "elements".
     """
 
@@ -57,7 +57,7 @@ class InitialDifference:
 def differences(
     torch: Mapping[str, DrawnTensor], jax: Mapping[str, DrawnTensor], parameters: Collection[str]
 ) -> Iterator[InitialDifference]:
-    """Yield the tensors that are drawn differently, and groups of tensors that are equal on one side alone.
+    """Yield the tensors that are drawn differently, and groups of tensors that are equal on only one side.
 
     Args:
         torch, jax: draws of both sides' tensors; those that one side lacks, or that have none or not finite

@@ -20,7 +20,8 @@ from jaxddp.parity.initial_draws import DrawnTensor
 ENDS = {"uniform": math.sqrt(3), "truncated": 2.2736, "normal": math.inf}
 CUT = 0.87962566  # deviation of standard normal numbers that are cut off at 2
 MARGIN = 1.001  # of these ends, for rounding to bfloat16
-# Of so many numbers, one of the kind that goes on further is outside with 99 %; and fewer have a vague deviation.
+# So many numbers show the kind: if it has a wider range, one of them is outside of the narrower range with a
+# probability of 99 %. The deviation of fewer numbers is too uncertain.
 FEW = {"uniform": 64, "truncated": 100, "normal": 100}
 CLOSE = 4.0  # standard errors between a deviation and that of an initialiser
 
@@ -42,7 +43,7 @@ class Known(NamedTuple):
 
 
 BIAS = "uniform within 1/sqrt(fan_in)"  # of torch's layers
-KERNEL = "fan_out"  # of convolutions alone; of an embedding, it is the number of its rows
+KERNEL = "fan_out"  # only of convolutions; of an embedding, it is the number of its rows
 # Earlier ones first where a deviation fits several.
 KNOWN = (
     Known("uniform", 1 / 3, "fan_in", "kaiming_uniform(a=sqrt(5))", 'variance_scaling(1/3, "fan_in", "uniform")'),

@@ -30,11 +30,11 @@ ALLOWED = {
     "local_gradients": 1e-12,  # measured: up to 1e-15
     "gradients": 1e-12,  # measured: up to 1e-15
     "clipped_gradients": 1e-12,  # measured: up to 1e-15
-    "update": 1e-12,  # measured: up to 3e-14; see `rounding_of_update` for steps that are small beside the parameters
+    "update": 1e-12,  # measured: up to 3e-14; see `rounding_of_update` for steps much smaller than the parameters
     "buffers": 1e-12,  # measured: up to 1e-15
     "optimizer_state": 1e-12,  # measured: up to 1e-14
 }
-# Local stages that a port's step shows -> the same, computed from its loss alone.
+# Local stages that a port's step shows -> the same, computed only from its loss.
 OWN_LOSS, OWN_LOCAL = "own_local_loss", "own_local_gradients"
 EPSILON = float(np.finfo(np.float64).eps)
 # Names of optimizer states and hyperparameters in torch and in optax; compared where both sides have them.

@@ -11,7 +11,7 @@ PARTS = ("projections", "local_projections", "optimizer_projections")  # of a re
 
 
 class Whole(Mapping[str, Tensors]):
-    """A record in which projections, as long as the tensor, stand for each large tensor that has them.
+    """A record in which projections, as long as the tensor, replace each large tensor that has them.
 
     Args:
         record: the record.

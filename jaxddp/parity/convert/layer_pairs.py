@@ -20,7 +20,7 @@ OF_TREES = {"w", "b", "offset", "embeddings", "weight"}  # of Haiku's and Equino
 OF_FLAX = {*OF_NORMS, *OF_TREES, "kernel", "bias", "embedding"}  # arrays of jax's layers; others are bare
 OF_TORCH = {"weight", "bias", "running_mean", "running_var"}
 BIASES = {"bias", "b", "offset", "in_proj_bias"}
-OPTIONAL = BIASES | {"mean", "var", "running_mean", "running_var", COUNTER}  # which one side's layer alone may have
+OPTIONAL = BIASES | {"mean", "var", "running_mean", "running_var", COUNTER}  # which only one side's layer may have
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Unpaired:
         torch: names of torch tensors, in the order of their layers' use.
         shapes, tensors: shapes of jax's arrays and of torch's tensors.
         modules: torch's modules by name.
-        rules: names of torch's that stand for a rule.
+        rules: names that represent a rule among torch's names.
     """
 
     jax: Sequence[str]
@@ -54,7 +54,7 @@ class Unpaired:
         return replace(self, jax=jax, torch=torch)
 
     def optional(self) -> tuple[set[str], ...]:
-        """Return arrays of layers that do not pair off, which one side alone may have; those of another size; GRUs'."""
+        """Return arrays of layers that do not pair off, which only one side may have; those of another size; GRUs'."""
         pairs, sizes = paired_layers(self), {n: math.prod(x) for n, x in (*self.shapes.items(), *self.tensors.items())}
         split = {name: name.rpartition(".") for name in (*self.jax, *self.torch)}
         left = pairs.jax.keys() | pairs.torch.keys()
@@ -104,7 +104,7 @@ class Pairs(NamedTuple):
     Attributes:
         pairs: jax's to torch's, in jax's order.
         jax, torch: the others with their kinds, in the order of their use.
-        by_order: groups of jax's of one kind that their order alone pairs off.
+        by_order: groups of jax's of one kind that only their order pairs off.
     """
 
     pairs: dict[str, str]
@@ -125,7 +125,7 @@ def paired_layers(unpaired: Unpaired) -> Pairs:
     {'Dense_0': 'fc1', 'Dense_1': 'fc2'}
     """
     found = _paired(_kinds_of_jax(unpaired), _kinds_of_torch(unpaired))
-    if "" in found.pairs:  # no prefix stands for the arrays of the model itself
+    if "" in found.pairs:  # the arrays of the model itself have no prefix
         root = found.pairs.pop("")
         found.pairs.update({name: f"{root}.{name}".lstrip(".") for name in unpaired.jax if name in OF_FLAX})
     return found

@@ -121,7 +121,7 @@ class Models:
 
 
 def _remedy(name: str, layers: Collection[tuple[str, ...]], side: int, others: Shapes) -> str:
-    """Return what to do about a bias that one side alone has; "" if it is none, or its layer has no twin without one.
+    """Return what to do about a bias that only one side has; "" if it is none, or its layer has no twin without one.
 
     >>> print(_remedy("fc.bias", [("Dense_0", "fc")], 1, {"Dense_0.kernel": (2, 3)}))
     : give jax's Dense_0 a bias (use_bias=True), or torch's fc none (bias=False)

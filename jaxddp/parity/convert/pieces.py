@@ -279,7 +279,7 @@ def _of_attention(prefix: str, leaf: str, tensors: Shapes) -> tuple[str, np.ndar
 
 
 def _image_axis(module: nn.Module | None, leaf: str, torch: Shape) -> int | None:
-    """Return the axis of a flattened image in a tensor of the layer behind it; None: the tensor has none."""
+    """Return the axis of a flattened image in a tensor of the layer after it; None: the tensor has none."""
     if leaf in ("kernel", "w"):
         return 1 - outputs_axis(module, len(torch)) if len(torch) == 2 else None
     return 0 if isinstance(module, NORMS) and len(torch) == 1 else None

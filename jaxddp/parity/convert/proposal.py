@@ -1,8 +1,8 @@
 """Proposals for the table `names`, which shapes, names and the order of use allow.
 
 A stack is proposed where torch's layers "h.0", "h.1", ..., or "q1", "q2", ..., have equal arrays, and fused layers
-where a run of layers of one kind is as large as one layer of the other side. Shapes do not show in which order the
-parts of a fused layer stand; a run of both models decides between the orders.
+where a run of layers of one kind is as large as one layer of the other side. Shapes do not show the order of the
+parts of a fused layer; a run of both models decides between the orders.
 """
 
 import itertools
@@ -28,11 +28,11 @@ class Proposal:
 
     Attributes:
         lines: a line for each layer that has a counterpart, or for each array.
-        by_order: groups of jax's layers, or arrays, of one kind that their order alone pairs off.
+        by_order: groups of jax's layers, or arrays, of one kind that only their order pairs off.
         others: jax's arrays that have a twin without these lines.
         orders: the lines of the parts of fused layers, in each order that shapes allow.
         is_complete: each array has a twin.
-        why: which layers have no counterpart of their size, or how arrays alone get one; "" if all have one.
+        why: which layers have no counterpart of their size, or how single arrays get one; "" if all have one.
         alone: arrays that only one side's layer has, such as a bias.
     """
 
@@ -172,7 +172,7 @@ def _stacked(unpaired: Unpaired, stacks: Sequence[str]) -> Unpaired:
 def _orders(unpaired: Unpaired, pairs: Pairs) -> Iterator[Table]:
     """Yield the lines of layers that do not pair off, one for one or fused, in each order of the parts.
 
-    The parts stand one after another, or by the numbers of heads that torch's modules say.
+    The parts follow one another, or alternate by the numbers of heads that torch's modules say.
     """
     groups = _aligned([*pairs.jax.items()], [*pairs.torch.items()])
     if groups is None:

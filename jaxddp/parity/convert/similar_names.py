@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 MEANINGS = {"q": "query", "k": "key", "v": "value", "o": "out", "output": "out", "ema": "average", "avg": "average"}
-SHORTEST = 3  # letters of a beginning that stands for a word, as "emb" for "embedding"
+SHORTEST = 3  # letters of a beginning that abbreviates a word, as "emb" for "embedding"
 # Words for kinds of layers, which all layers of one shape may have.
 GENERIC = {
     *("net", "network", "module", "model", "layer", "layers", "block", "blocks", "proj", "projection", "w", "b", "l"),

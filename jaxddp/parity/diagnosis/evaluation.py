@@ -44,7 +44,7 @@ EARLIER = {"samples": "the examples of the run differ", "local_loss": "the loss 
 ALONE = "The losses differ in evaluation mode, residual {number}; this port has no predict, so it decides nothing."
 HANGS = "it changes with the last bit of the weights in float32"
 PADS = "jaxddp.train fills up the last batch with copies of an example, and these change what the others have"
-FIX_PADS = "let each example's output depend on that example alone, or return metrics that are means over the batch"
+FIX_PADS = "let each example's output depend only on that example, or return metrics that are means over the batch"
 
 Sides = tuple[Sequence[Evaluated], Sequence[Evaluated]]  # torch's and jax's, batch by batch
 Functions = tuple[tuple[str, ...], tuple[str, ...]]
@@ -68,7 +68,7 @@ class Evaluations:
     allowed: Mapping[str, float]
 
     def differing(self, results: Mapping[str, Output]) -> list[str]:
-        """Return names of what differs; outputs of `predict` alone if one does, since metrics follow from them."""
+        """Return names of what differs; only outputs of `predict` if one does, since metrics follow from them."""
         names = [name for name, output in results.items() if not output.residual <= self.allowed[name]]
         return [name for name in names if is_output(name)] or names
 

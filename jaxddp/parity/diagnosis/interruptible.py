@@ -41,7 +41,7 @@ class OnRank:
         return self.evidence.case.torch_source
 
     def run(self, world: World, tell: Tell) -> Any:
-        """Return what the function returns; report to the parent that it goes on, however long it takes."""
+        """Return what the function returns; report to the parent that it is running, however long it takes."""
         tell("the search for a cause")
         with repeating(lambda _: tell("the search for a cause"), EVERY), default_dtype("float32"):
             return self.function(self.evidence, *self.arguments)

@@ -214,7 +214,7 @@ def explain_gradients(evidence: Evidence, search: Search, read: Read) -> Ruling:
         return ruling
     readings = {loss: read(loss, at, 0) for loss in of_loss(evidence.torch[at], "local_loss")}
     lengths = {loss: len(reading.program) for loss, reading in readings.items() if reading is not None}
-    for loss in sorted(lengths, key=lengths.__getitem__):  # a loss behind an update computes more than its own
+    for loss in sorted(lengths, key=lengths.__getitem__):  # a loss after an update computes more than its own
         found = search(replace(job, loss=loss, received=names, reading=readings[loss]))
         if found is not None and found[0] is not None and found[0].named:
             return found[0]

@@ -20,7 +20,7 @@ GIVE = {False: "give the loss a `key`", True: "draw from the `key` that the loss
 
 
 def repeated_keys(evidence: Evidence, searches: InterruptibleSearches) -> tuple[str, ...]:
-    """Return a sentence for each draw of jax that repeats itself and that torch makes anew."""
+    """Return a sentence for each draw that jax makes again with the same numbers, and torch with new ones."""
     case, problems = evidence.case, list[Problem]()
     if not (isinstance(case, PortCase) and isinstance(case.source, DrawnSource)) or evidence.facts.multi_loss:
         return ()

@@ -77,7 +77,7 @@ def _tried(evidence: SampleEvidence, fault: str, says: str, expected: Expectatio
     if (fault in ONE_ENTRY and len(differing) != 1) or (fault == "same_shard" and one_of_several):
         return None
     unexplained = max((_share(evidence, entry, expected) for entry in differing), default=1.0)
-    which = f' (the "{differing[0]}" alone)' if one_of_several else ""
+    which = f' (only the "{differing[0]}")' if one_of_several else ""
     return _hypothesis(evidence, fault, says + which, expected, unexplained)
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in clipping, whether the gradients show them or the updates alone."""
+"""Mistakes in clipping, whether the gradients show them or only the updates."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ class ClippingFault(NamedTuple):
 
 
 def wrong_clipping(reference: Clipping, world_size: int) -> Iterator[ClippingFault]:
-    """Yield the mistakes without a number of their own.
+    """Yield the mistakes that have no number.
 
     >>> [wrong.fault for wrong in wrong_clipping(Clipping(1.0), world_size=1)]
     ['clip_missing', 'clip_epsilon']

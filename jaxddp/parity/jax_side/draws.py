@@ -56,7 +56,7 @@ UNSEEN = "call jax.random.normal, uniform or bernoulli by their names"
 
 
 def draws_of(port: Port, types: HeldTypes | None = None) -> tuple[Draw, ...]:
-    """Return the draws of the jax loss, or of the `jax_step` beside a `torch_step`, for one micro-batch, in order.
+    """Return the draws of the jax loss, or of the `jax_step` for a `torch_step`, for one micro-batch, in order.
 
     Args:
         port: the port.
@@ -101,7 +101,7 @@ def draws_of(port: Port, types: HeldTypes | None = None) -> tuple[Draw, ...]:
 
 
 def _types_of_losses(port: Port, function: Callable[..., Any], returned: Any) -> dict[str, HeldType]:
-    """Return the types of what a loss, or a `jax_step` beside a `torch_step`, returns."""
+    """Return the types of what a loss, or a `jax_step` for a `torch_step`, returns."""
     if port.torch_step is not None:
         losses = named_losses("jax_step", returned[1] if isinstance(returned, tuple) else returned)
     else:
@@ -219,7 +219,7 @@ def keyed_samplers(note: Callable[[str, Sequence[int], Any], None]) -> Functions
 
 
 def _in_dtype(numbers: jax.Array, dtype: Any) -> jax.Array:
-    """Cast to 16 bits if asked for; else keep the dtype of the run, which stands for float32."""
+    """Cast to 16 bits if asked for; else keep the dtype of the run, which represents float32."""
     return numbers if dtype is None or jnp.finfo(dtype).bits > 16 else numbers.astype(dtype)
 
 

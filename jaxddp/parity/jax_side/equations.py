@@ -63,7 +63,7 @@ class ReadEquations:
             step: Any = side.replica_step
             if isinstance(step, MultiLossStep):
                 arguments = *arguments, given_gradients(reference, self.step, side)
-            # A loss that cannot be traced for a single replica, or has no equations of its own, is explained without.
+            # A loss that cannot be traced for a single replica, or has no equations, is explained without them.
             with side.lifting(), contextlib.suppress(Exception):
                 return read(lambda *values: _results(side, step, *values)[self.loss], arguments)
         return ()
@@ -203,7 +203,7 @@ def _stated(x: Literal) -> Value:
 
 
 def _folded(program: Jaxpr, equation: JaxprEqn, given: Sequence[Value]) -> float | None:
-    """Return the scalar that an equation makes of stated numbers alone; None: it makes another thing."""
+    """Return the scalar that an equation computes from only stated numbers; None: it computes something else."""
     numbers, avals = [x.number for x in given], [x.aval for x in (*equation.invars, *equation.outvars)]
     dtypes: Any = [of.dtype for of in avals if isinstance(of, ShapedArray) and not of.shape]
     if not numbers or None in numbers or len(dtypes) != len(numbers) + 1:
@@ -245,7 +245,7 @@ def body_of(params: dict[str, Any]) -> ClosedJaxpr | None:
 
 
 def lines_of(equation: JaxprEqn) -> tuple[SourceLine, ...]:
-    """Return the user's lines that made an equation, the innermost first; (): it is a library's alone."""
+    """Return the user's lines that made an equation, the innermost first; (): only a library made it."""
     traceback = equation.source_info.traceback
     frames: Any = [] if traceback is None else traceback.frames
     return lines_of_user((frame.file_name, frame.line_num) for frame in frames)

@@ -1,4 +1,4 @@
-"""Evaluate a port's jax model as jaxddp's trainer does."""
+"""Evaluate a port's jax model like jaxddp's trainer."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -54,7 +54,7 @@ class EvaluateJax:
         case: a port.
         start: torch's initial weights.
         reference: folder of torch's run.
-        train: leave a module of flax.nnx in the mode in which the run trains it, for `predict` alone.
+        train: leave a module of flax.nnx in the mode in which the run trains it, only for `predict`.
     """
 
     case: AnyPortCase
@@ -121,7 +121,7 @@ class _Evaluation:
         return returns_mean(self._of_trainer, *self._weights, _in_float64(arrays), valid)
 
     def _of_trainer(self, params: Params, buffers: Buffers, batch: Batch, valid: Any) -> Results:
-        """Compute the sums of losses and metrics as `jaxddp.step.evaluate` does, and keep the outputs."""
+        """Compute the sums of losses and metrics like `jaxddp.step.evaluate`, and keep the outputs."""
         kept: list[Any] = []
 
         def predict(*arguments: Any) -> Any:

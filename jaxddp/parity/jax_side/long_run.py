@@ -1,4 +1,4 @@
-"""Many steps of a port's optimizer alone."""
+"""Run only a port's optimizer, for many steps."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Gradients of each micro-batch's summed loss, computed from the loss alone, without the port's step."""
+"""Gradients of each micro-batch's summed loss, computed only from the loss, without the port's step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache

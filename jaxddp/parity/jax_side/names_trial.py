@@ -83,7 +83,7 @@ class NamesTrial:
         Args:
             lines: a line for each layer.
             orders: lines of the parts of fused layers, in several orders.
-            by_order: groups of jax's layers that their order alone pairs off.
+            by_order: groups of jax's layers that only their order pairs off.
             used: jax's layers or arrays that its loss uses.
 
         Returns:

@@ -204,7 +204,7 @@ class OptimizerComparison:
         return float(self._torch.at(group, np.asarray([self._references[group]]))[0])
 
     def _forgive_others(self, steps: np.ndarray, residuals: np.ndarray) -> None:
-        """Leave out steps at which a torch number beside the rate has changed, since jax's then has to."""
+        """Leave out steps at which another torch number than the rate has changed, since jax's then has to."""
         for group in self._groups:
             mine = self._sample.groups == group
             late = steps >= self._torch.changes_from(group, self._references[group])
@@ -325,7 +325,7 @@ class CompareUpdates:
 
 
 def as_factor(update: np.ndarray, expected: np.ndarray, scale: float) -> tuple[float, bool]:
-    """Return the factor by which an expected update (n,) is nearest to another, and whether it is that alone."""
+    """Return the factor by which an expected update (n,) is nearest to another, and whether they differ only by it."""
     square = float(expected @ expected)
     factor = float(expected @ update) / square if square else 0.0
     return factor, bool(np.abs(update - factor * expected).max() <= ALLOWED * scale * max(1.0, abs(factor)))

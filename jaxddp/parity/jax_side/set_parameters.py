@@ -16,7 +16,7 @@ def parameters_of(model: Any) -> dict[str, Any]:
 
 
 def computed(function: Callable[[dict[str, Any]], Mapping[str, Any]], arrays: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the arrays that a function computes anew; jit and checkpoint hand on what they do not change.
+    """Return the names of the arrays that a function computes, other than those it passes through jit or checkpoint.
 
     Args:
         function: arrays by name -> some of them by name.

@@ -166,7 +166,7 @@ def _step_of_port(
     groups: dict[str, Any] = {}
     if isinstance(optimizer, Grouped):
         optimizer, groups = optimizer.for_step(functional.params, ())
-    # The port stands for a loop of jax.grad and optax, where parameters that the loss does not reach have gradient 0.
+    # The port represents a loop of jax.grad and optax, where parameters that the loss does not reach have gradient 0.
     step = ReplicaStep(
         local_loss,
         seeing(functional.param_tree, optimizer),

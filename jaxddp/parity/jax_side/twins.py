@@ -163,7 +163,7 @@ def _check_repeats(port: Port) -> None:
     with contextlib.suppress(Exception):  # the run reports an error
         batches = [port.first_batch("jax") for _ in range(2)]
     if batches and not are_equal(*batches):
-        raise InputError("jax_batch(0, 0): returns other values at its second call; must depend on step and rank alone")
+        raise InputError("jax_batch(0, 0): returns other values at its second call; must depend only on step and rank")
 
 
 def _proposal(

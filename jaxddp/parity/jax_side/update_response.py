@@ -184,7 +184,7 @@ class Response:
 
 
 def counts_nothing(state: Any) -> bool:
-    """Return whether a state is optax's, and its integers are those of bias corrections alone.
+    """Return whether a state is optax's, and its integers are only those of bias corrections.
 
     >>> import optax
     >>> [counts_nothing(optimizer.init({})) for optimizer in (optax.adam(0.1), optax.adam(lambda count: 0.1))]

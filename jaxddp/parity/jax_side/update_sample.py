@@ -1,4 +1,4 @@
-"""Elements of a model's parameters, whose updates stand for those of all."""
+"""Elements of a model's parameters whose updates represent those of all."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Lift casts in a loss, for a run in float64.
 
-The float64 run stands for a program in float32, where a cast to float32 does nothing. So casts of integers are lifted,
+The float64 run represents a program in float32, where a cast to float32 does nothing. So casts of integers are lifted,
 and those that flax and jax make by themselves: layers whose `dtype` is float32, a softmax that attention computes in
-float32. Casts that a port writes are lifted only if torch's loss makes such casts too: a cast on one side alone may be
+float32. Casts that a port writes are lifted only if torch's loss makes such casts too: a cast on only one side may be
 its fault, as in a variance from means in float32. The run in float32 compares the rounding to 16 bits.
 """
 
@@ -171,7 +171,7 @@ def _line_of_user() -> str:
 
 
 def _draws() -> bool:
-    """Return whether random numbers are being drawn, as linen does to compare shapes; these keep their dtype."""
+    """Return whether the caller draws random numbers, which keep their dtype; linen draws some to compare shapes."""
     return any(caller.startswith(RANDOM) for caller in _callers())
 
 

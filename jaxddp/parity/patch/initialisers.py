@@ -1,4 +1,4 @@
-"""Edit the layers of a port's JAX side so that they draw their weights as torch does, and verify it by draws."""
+"""Edit the layers of a port's JAX side so that they draw their weights like torch, and verify it by draws."""
 
 import ast
 import math
@@ -28,7 +28,7 @@ OF_JAX = "jax.nn"
 
 
 class Initialiser(NamedTuple):
-    """An initialiser with which a layer would draw a tensor as torch does.
+    """An initialiser with which a layer would draw a tensor like torch.
 
     Attributes:
         tensor: its name in torch.

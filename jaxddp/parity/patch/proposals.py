@@ -52,7 +52,7 @@ def with_patches(
         differences: what the check has found.
         drifts: returns whether an edited port's own run drifts from the reference.
         files: the port's files.
-        further: differences beside them that no step shows: of types, and of rates after the run.
+        further: additional differences that no step shows: of types, and of rates after the run.
     """
     if not differences:
         return []

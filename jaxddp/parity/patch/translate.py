@@ -9,7 +9,7 @@ from jaxddp.parity.patch.edits import jax_name
 from jaxddp.parity.user_code.file_text import FileText, last_name
 
 HOMES = {"jnp": jax.numpy, "jax.nn": jax.nn, "jax.lax": jax.lax}
-UNKNOWN = "_unknown_"  # stands for a function that jax does not have under torch's name
+UNKNOWN = "_unknown_"  # placeholder for a function that jax does not have under torch's name
 KEYWORDS = {"dim": "axis", "keepdim": "keepdims", "eps": "epsilon"}
 METHODS = {"view": "reshape", "permute": "transpose", "amax": "max", "amin": "min", "clamp": "clip"}
 # Methods that jax has as functions only -> their module.

@@ -15,11 +15,11 @@ from jaxddp.parity.patch.translate import MODULES, UNKNOWN, Translator, root_of
 from jaxddp.parity.user_code.file_text import Edit, FileText, assigned, calls, last_name, nested
 
 FUNCTIONS = {"forward": "__call__"}
-ALIKE = 0.7  # similarity of a statement to the one that it stands for
+ALIKE = 0.7  # similarity of a statement to the one that it translates
 
 
 class Mirror:
-    """Statements of a torch file beside those of a JAX file.
+    """Statements of a torch file next to those of a JAX file.
 
     Args:
         jax: the JAX file.
@@ -118,7 +118,7 @@ class Mirror:
                 yield from ((mine, code) for code in self._around(mine, other))
 
     def _lacking(self, jax: ast.stmt, torch: ast.stmt) -> Iterator[Edit]:
-        """Yield the calls that torch's statement alone has around each value of the JAX file's."""
+        """Yield the calls that only torch's statement has around each value of the JAX file's."""
         known = {last_name(call.func) for call in calls(jax)}
         for call in calls(torch):
             if call.args and last_name(call.func) not in known:

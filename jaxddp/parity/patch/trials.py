@@ -47,7 +47,7 @@ class Trials:
         return bool(self._of(difference))
 
     def screen(self, texts: Texts, difference: Difference) -> bool:
-        """Return whether a difference is gone if JAX alone runs again, and none is new."""
+        """Return whether a difference is gone if only JAX runs again, and none is new."""
         self.count += 1
         folder = self._runs.path(f"trial{self.count}")
         evidence = self._evidence

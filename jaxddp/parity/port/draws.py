@@ -211,7 +211,7 @@ class Served:
         """
         draw = Draw(kind, tuple(shape))
         if self._taken == len(self._draws):
-            raise InputError(f"{self._side} draws {draw}, and did not for the first batch; must depend on shapes alone")
+            raise InputError(f"{self._side} draws {draw}, and did not for the first batch; must depend only on shapes")
         expected, name = self._draws[self._taken], f"{ENTRY}{self._taken}"
         if (kind, draw.shape) != (expected.kind, expected.shape):
             raise InputError(f"{self._side} draws {draw}, and {expected} for the first batch; must be the same")
@@ -225,7 +225,7 @@ class Served:
         if self._taken < len(self._draws):
             raise InputError(
                 f"{self._side} draws {self._draws[self._taken]} for the first batch, and not for another; "
-                "must depend on shapes alone"
+                "must depend only on shapes"
             )
 
 

@@ -58,7 +58,7 @@ class Evaluated:
         outputs: what `predict` returns, array by array.
         sums: sums of losses and metrics, and what to divide them by, as in the trainers.
         padded: the same of the batch as jax's trainer fills it up; {}: it does not.
-        depends: whether the outputs depend on the parameters; jax's side alone tells.
+        depends: whether the outputs depend on the parameters; only jax's side can tell.
         errors: "predict" and "metrics" -> what the side did instead ("raises ...").
     """
 

@@ -62,7 +62,7 @@ class Facts:
 
 
 def missing_names(given: Collection[str]) -> list[str]:
-    """Return the names that a port needs beside those that it gives.
+    """Return the names that a port needs in addition to those that it gives.
 
     >>> missing_names({"torch_model", "torch_loss", "torch_optimizer"})
     ['jax_model', 'jax_loss', 'batch (or torch_batch and jax_batch)', 'jax_optimizer']
@@ -78,7 +78,7 @@ def missing_names(given: Collection[str]) -> list[str]:
 
 
 def _absent(*_: Any) -> Any:
-    """Stand in for a missing loss."""
+    """Raise in place of a missing loss."""
     raise InputError("a port with a torch_step has no losses")
 
 
@@ -102,7 +102,7 @@ class Port:
         torch_step: (module, optimizers, batch of tensors) -> the loss, or losses by name, after taking one step; for
             a program with several losses or optimizers. It needs `configure_optimizers`, which returns the optimizers
             in any form, and a `jax_step`, and replaces both losses. Gradients are averaged over the replicas after
-            every backward pass, as DDP does.
+            every backward pass, like DDP.
         torch_optimizer: parameters -> a torch optimizer.
         torch_scheduler: optimizer -> a scheduler, which takes a step after every optimizer step.
         configure_optimizers: replaces these two: module -> an optimizer, (optimizer, scheduler), ([optimizer],
@@ -123,7 +123,7 @@ class Port:
             `jaxddp.state.TrainState` of the model's trees; the axis is called "replica"; with accumulation_steps
             A > 1 the arrays of the batch are (A, B / A, ...). `stages` may show "local_loss", "local_gradients",
             "gradients" and "clipped_gradients"; a stage that is not shown is judged by its effect on the update.
-            Beside a `torch_step`: see `jaxddp.parity.jax_side.multi_loss_step`.
+            With a `torch_step`: see `jaxddp.parity.jax_side.multi_loss_step`.
         jax_start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
         jax_restore: state -> state: saves and loads the state, which must not change it.
         restore_at: number of steps after which `jax_restore` is called.

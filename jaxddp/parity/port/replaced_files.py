@@ -1,4 +1,4 @@
-"""Texts that stand for those of a user's files in this process, so that an edit is tried and no file changed."""
+"""Texts that replace those of a user's files in this process, so that an edit is tried and no file changed."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ _code_in_file = SourceFileLoader.get_code
 
 
 def replace_files(texts: Texts, port: Path) -> None:
-    """Let imports read these texts in place of the files, until the next call; modules beside the port are forgotten.
+    """Let imports read these texts in place of the files, until the next call; modules next to the port are forgotten.
 
     Args:
         texts: path -> text.
@@ -35,6 +35,6 @@ def replace_files(texts: Texts, port: Path) -> None:
 
 
 def _code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
-    """Return the code of a module, of the text that stands for its file if there is one."""
+    """Return the code of a module, from the text that replaces its file if there is one."""
     text = _texts.get(os.path.realpath(loader.path))
     return _code_in_file(loader, fullname) if text is None else compile(text, loader.path, "exec", dont_inherit=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from jaxddp.errors import InputError, shortened
 
-NUMBER = "{}"  # stands for the number of a layer in a stack
+NUMBER = "{}"  # placeholder for the number of a layer in a stack
 
 
 @dataclass(frozen=True)

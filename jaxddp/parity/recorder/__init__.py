@@ -1,4 +1,4 @@
-"""Recorder of a training loop as it stands: a folder of steps, which `jaxddp compare` reads.
+"""Recorder of an unchanged training loop: a folder of steps, which `jaxddp compare` reads.
 
     run/
         rank0/

@@ -39,7 +39,7 @@ def grid_of(shape: tuple[int, ...], limit: int) -> tuple[slice, ...]:
 
 
 def is_excerpt(shape: tuple[int, ...], limit: int) -> bool:
-    """Return whether an excerpt stands for a tensor of this shape."""
+    """Return whether a tensor of this shape is recorded as an excerpt."""
     return math.prod(shape) > limit
 
 

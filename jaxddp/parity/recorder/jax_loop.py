@@ -171,7 +171,7 @@ class JaxLoop:
         return arrays
 
     def _taken(self, stage: str, arrays: Arrays, norms: Arrays) -> Arrays:
-        """Return excerpts, and add the norms of the arrays that they stand for to `norms`."""
+        """Return excerpts, and add the norms of the whole arrays to `norms`."""
         norms |= norms_of(stage, arrays, self._limit)
         return kept(arrays, self._limit)
 

@@ -1,4 +1,4 @@
-"""Parameters behind a kink: rounding that moves a value across it makes their gradients jump."""
+"""Parameters whose gradients pass through a kink: rounding that moves a value across it makes them jump."""
 
 import re
 from collections.abc import Mapping

@@ -110,7 +110,7 @@ class Recorder:
             InputError: the folder has a recording or cannot be written, or an argument is of another kind.
         """
         if self._loop is not None:
-            raise InputError("Recorder: watch was called before; each model needs a recorder of its own")
+            raise InputError("Recorder: watch was called before; each model needs its own recorder")
         try:
             loop = self._loop_of(model, optimizer, options)
             header = {**loop.header(), "limit": self._limit}
@@ -155,7 +155,7 @@ class Recorder:
 
         Args:
             batch: this process's examples: an array, or any nesting of mappings and sequences of arrays with one row
-                per example; an entry "ids" that has an integer for each alone identifies them.
+                per example; if an entry "ids" has an integer for each, only this entry identifies them.
             loss: this process's loss, a scalar; JAX under `stacked`: one per replica.
             values: JAX: `grads`, what the optimizer got, and if the loop has them `local_grads`, before the mean over
                 the replicas, `clipped_grads`, `updates`, `params`, `buffers` or `batch_stats`, and `opt_state`, all

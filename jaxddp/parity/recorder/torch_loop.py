@@ -176,7 +176,7 @@ class TorchLoop:
                 self._norms.pop(f"local_gradients|{name}", None)
         if not self._queued:
             self._queued = True
-            _at_end_of_backward(lambda: _at_end_of_backward(self._after_backward))  # behind DDP's own
+            _at_end_of_backward(lambda: _at_end_of_backward(self._after_backward))  # after DDP's own
 
     @_kept_from_the_user
     def _after_backward(self) -> None:
@@ -255,7 +255,7 @@ class TorchLoop:
         return excerpt if scale == 1.0 else (excerpt / scale).astype(excerpt.dtype)
 
     def _projected(self, stage: str, tensors: Mapping[str, Tensor], scale: float = 1.0) -> Arrays:
-        """Return "stage|name" -> projections of each tensor that an excerpt stands for."""
+        """Return "stage|name" -> projections of each tensor that is recorded as an excerpt."""
         large = ((name, x.detach()) for name, x in tensors.items() if is_excerpt(tuple(x.shape), self._limit))
         wide = ((name, x.to_dense().double()) for name, x in large if x.is_floating_point())
         return {f"{stage}|{name}": self._whole_of(x) / scale for name, x in wide}

@@ -4,7 +4,7 @@ run.py      reads a recording; lines.py checks what it reads
 names.py    pairs JAX's arrays with torch's tensors, by names, shapes, order and values
 aligned.py  brings a stage of JAX into torch's names and layouts, excerpts too
 samples.py  identifies the examples of both sides
-outside.py  finds what changes parameters beside the updates
+outside.py  finds what changes parameters outside of the updates
 judge.py    judges each stage of each step, given its inputs; judgement.py holds what it finds
 running_means.py  what biases before BatchNorm explain of its running means
 clipping_rule.py  what a side does to its gradients before its optimizer gets them

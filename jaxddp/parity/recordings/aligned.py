@@ -30,7 +30,7 @@ class _Twin:
         index: place of each element among those kept of these arrays, one array after the other.
         of_torch: place of each element among those kept of the tensor.
         shape: shape of the result: the tensor's, or (elements, 1, ...) for an excerpt.
-        is_only: the arrays hold this tensor alone, so that their norm is the tensor's.
+        is_only: the arrays hold only this tensor, so that their norm is the tensor's.
         is_permuted: it is one array with the tensor's axes in some order, so that its projections are the tensor's.
     """
 
@@ -163,7 +163,7 @@ def _only_permutes(piece: Piece) -> bool:
 
 
 def total_norm(step: RecordedStep, stage: str) -> float:
-    """Return the norm of all tensors of a stage, excerpts counting as the tensors that they stand for."""
+    """Return the norm of all tensors of a stage; excerpts count as their whole tensors."""
     shown, norms = step[stage], step["norms"]
     return math.hypot(*(_norm(stage, name, shown, norms) for name in shown))
 

@@ -1,4 +1,4 @@
-"""Names of causes that need no replay of the loss: this module alone runs searches of `jaxddp.parity.diagnosis`."""
+"""Names of causes that need no replay of the loss: only this module runs searches of `jaxddp.parity.diagnosis`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -107,8 +107,8 @@ def of_updates(
 def _simplest_first(ruling: Ruling) -> Ruling:
     """Order the hypotheses that a run cannot tell apart: something is missing, an option differs, gradients do.
 
-    Float32 tells little apart: beside a decay that is missing, one that hardly acts explains the updates as well. Other
-    gradients than JAX's come last, because those that the optimizer got are recorded.
+    Float32 tells little apart: if a decay is missing, one that hardly acts explains the updates as well. Gradients
+    other than JAX's come last, because those that the optimizer got are recorded.
     """
     order = tuple(sorted(ruling.named, key=lambda one: (not one.removes, "loss_scale" in one.faults)))
     return replace(ruling, named=order)
@@ -117,14 +117,14 @@ def _simplest_first(ruling: Ruling) -> Ruling:
 def evidence_of(
     run: Recording, torch: Sequence[RecordedStep], steps: Sequence[OptimizerStep], rounding: Sequence[float]
 ) -> OptimizerEvidence:
-    """Return what some of torch's steps show of its optimizer, beside the inputs and updates of either side."""
+    """Return what some of torch's steps show of its optimizer, in addition to the inputs and updates of either side."""
     kind, micro_batches = str(run.header["optimizer"]), int(torch[0].notes["micro_batches"])
     rates, sizes = [float(step.notes["groups"][0]["lr"]) for step in torch], sizes_of(torch[0], run.world_size)
     return OptimizerEvidence(kind, steps, rates, run.world_size, micro_batches, None, rounding=rounding, sizes=sizes)
 
 
 def replay(evidence: OptimizerEvidence, run: Recording) -> list[dict[str, float]] | None:
-    """Return residuals as `reference_residuals` does; None, too, if excerpts do not tell what the optimizer does."""
+    """Return residuals like `reference_residuals`; None, too, if excerpts do not tell what the optimizer does."""
     try:
         program = reference_program(evidence)
         is_excerpt = any(math.prod(shape) > run.limit for shape in run.shapes.values())
@@ -138,7 +138,7 @@ def replay(evidence: OptimizerEvidence, run: Recording) -> list[dict[str, float]
 def rounding_of_updates(
     torch: Sequence[RecordedStep], shown: Sequence[RecordedStep], epsilon: float
 ) -> tuple[list[float], float]:
-    """Return the rounding of each step's update, and the largest residual that a replay leaves beside it.
+    """Return the rounding of each step's update, and the largest residual that a replay leaves in addition to it.
 
     Args:
         torch: torch's steps.

@@ -221,7 +221,7 @@ class Comparison:
                 return
 
     def _outside_changes(self) -> Iterator[Difference]:
-        """Yield a difference if one side's parameters change beside its updates, and the other's otherwise."""
+        """Yield a difference if one side's parameters change outside of its updates, and the other's do not."""
         located = self._judgement.first.get("outside_changes")
         if located is not None and self._outside is not None:
             yield _difference("outside_changes", located, outside_cause(self._outside, located))
@@ -249,7 +249,7 @@ class Comparison:
         elif replay is None or located.step not in numbers:
             yield _difference("update", located, needs=NEEDS_GRADIENTS)
         else:
-            coarse = "updates are too small beside the parameters for a name; give updates to jax's step"
+            coarse = "updates are too small next to the parameters to find a cause; give updates to jax's step"
             detail = coarse if replay.ruling.cut_short else "given jax's own gradients and parameters"
             yield from self._explained("update", located, replay.ruling, detail)
 

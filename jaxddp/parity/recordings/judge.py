@@ -39,13 +39,13 @@ NOISE = 50.0
 ALLOWED_RATE = 1e-6
 # A loss or gradient may differ by this multiple of what the parameters differ by; measured: up to 6.
 GROWTH = 100.0
-# The same of what the parameters differ by beside how far they have moved, times what the loss has changed by since the
-# start, relative to it; measured: up to 2.
+# The same of what the parameters differ by relative to how far they have moved, times what the loss has changed by
+# since the start, relative to it; measured: up to 2.
 MOVED_GROWTH = 10.0
-# The second of these, where parameters are behind kinks; measured: up to 26.
+# The second of these, if gradients pass through kinks; measured: up to 26.
 KINKED_GROWTH = 100.0
-# Share of the norm of all gradients from which a tensor behind kinks is large; measured in ResNet-18s: a tip moves 4 to
-# 14 of the 17 to 19 that are.
+# Share of the norm of all gradients from which a gradient that passes through kinks is large; measured in ResNet-18s: a
+# tip moves 4 to 14 of the 17 to 19 that are.
 LARGE = 0.05
 GRADIENTS = ("local_gradients", "gradients")
 BEHIND_KINKS = (*GRADIENTS, "optimizer_state", "update")
@@ -62,7 +62,7 @@ class Judge:
         examples: the examples of both sides at each common step.
 
     Attributes:
-        outside: what changes the parameters beside the updates; None: without an alignment.
+        outside: what changes the parameters outside of the updates; None: without an alignment.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Judge:
         judgement.note(stage, index, of_tensors, allowed, not why_not)
 
     def _is_tip(self, index: int, of_tensors: Mapping[str, float], allowed: float) -> bool:
-        """Return whether gradients differ a little, behind kinks alone, and some large one there does not."""
+        """Return whether only gradients that pass through kinks differ, all by little, and some large one does not."""
         kinked = self._judgement.kinked
         beyond = {name for name, residual in of_tensors.items() if residual > allowed}
         if not kinked or not beyond or max(of_tensors.values()) > TIPPED:
@@ -255,7 +255,7 @@ def _noise(steps: Sequence[RecordedStep], epsilon: float) -> frozenset[str]:
 
 
 def _against(jax: Tensors, torch: Tensors) -> dict[str, float]:
-    """Return residuals of torch's tensors that JAX shows; a tensor that JAX alone has must be 0."""
+    """Return residuals of torch's tensors that JAX shows; a tensor that only JAX has must be 0."""
     both = {name: x for name, x in torch.items() if name in jax}
     unused = {name: np.zeros_like(x) for name, x in jax.items() if name not in torch}
     return residuals(jax, {**both, **unused})

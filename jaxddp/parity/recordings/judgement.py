@@ -29,9 +29,9 @@ class RecordedJudgement:
         noise: parameters whose gradients are all rounding, which differ on both sides.
         drift: per step, the largest residual of a parameter before it; NaN: not known.
         same_examples: per step, whether both sides had the same examples in the same places.
-        kinked: parameters whose gradients may jump by rounding, since they are behind a ReLU or the like; None: not
+        kinked: parameters whose gradients may jump by rounding, since they pass through a ReLU or the like; None: not
             known.
-        tips: stage -> steps that differ in tensors behind kinks alone, and not in all of them.
+        tips: stage -> steps that differ only in gradients that pass through kinks, and not in all of them.
         direct: step -> residuals of JAX's update against torch's, what is allowed, and why it would not be judged so;
             for the steps where torch's optimizer is replayed.
         left_out: (reason, step) -> stages that are not judged there.

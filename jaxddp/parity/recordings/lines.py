@@ -127,13 +127,13 @@ def read_part(folder: Path, rank: int) -> Part:
         _check(described, HEADER | (OF_TORCH if described.get("side") == "torch" else {}))
         steps = [_parsed(line) for line in lines]
         is_cut = bool(last)
-        with contextlib.suppress(*DAMAGE):  # it may lack its end alone
+        with contextlib.suppress(*DAMAGE):  # it may lack only its end
             steps.append(_parsed(last))
             is_cut = False
         for before, step in zip([{"step": 0}, *steps], steps, strict=False):
             _check(step, STEP | (GROUPS if described["side"] == "torch" and rank == 0 else {}))
             if step["step"] <= before["step"] or step["file"] != step_file(step["step"]):
-                raise ValueError(f"step {step['step']} behind step {before['step']}, file {step['file']!r}")
+                raise ValueError(f"step {step['step']} after step {before['step']}, file {step['file']!r}")
     except (OSError, *DAMAGE) as error:
         raise _refusal(path, error) from None
     number = re.match(rb'{"step": (\d{1,12}),', last) if is_cut else None
@@ -143,7 +143,7 @@ def read_part(folder: Path, rank: int) -> Part:
 
 
 def _checked(path: Path) -> Path:
-    """Return the path of a regular file that lies in its folder itself, and not behind a link."""
+    """Return the path of a regular file that is in its folder itself, not reached through a link."""
     check_regular(str(path), path)
     if path.is_dir():
         raise InputError(f"{path}: is a folder; must be a file")

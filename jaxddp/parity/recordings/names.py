@@ -58,7 +58,7 @@ def find_twins(torch_run: Recording, jax_run: Recording, names: Names | None = N
 
 
 def read_names(path: Path) -> Table:
-    """Read a table from a file: `names = {...}` of a program, which is not executed, or the braces alone.
+    """Read a table from a file: `names = {...}` of a program, which is not executed, or only the braces.
 
     Raises:
         InputError: the file has no such table.
@@ -203,7 +203,7 @@ def _by_layout(model: _Models, twins: Twins) -> Twins:
 
 
 def _other_layouts(model: _Models, tensor: str, shape: tuple[int, ...]) -> Iterator[Rule]:
-    """Yield the rules that may be right for a matrix: transposed, or behind a flattened image of some shape."""
+    """Yield the rules that may be right for a matrix: transposed, or after a flattened image of some shape."""
     layer = tensor.rpartition(".")[0]
     if shape[0] == shape[1]:
         yield transposed(layer, transposition((0, 1)).axes)

@@ -28,7 +28,7 @@ Changes = dict[int, Tensors]
 
 @dataclass
 class OutsideChanges:
-    """Changes of both sides' parameters beside the updates, under torch's names.
+    """Changes of both sides' parameters outside of the updates, under torch's names.
 
     Args:
         alignment: the tensors of both sides.

@@ -38,7 +38,7 @@ def remarks(
         judgement: their comparison.
         twins: the pairing of their arrays.
         clipping: how torch clips; None: by another rule.
-        outside: what changes parameters beside the updates.
+        outside: what changes parameters outside of the updates.
     """
     if torch_run.steps.keys() != jax_run.steps.keys():
         yield f"Torch recorded {steps_in_words(torch_run)}, jax {steps_in_words(jax_run)}."
@@ -60,7 +60,7 @@ def remarks(
         )
     if outside is not None and outside.torch and outside.jax:
         tensors = {name for changes in outside.torch.values() for name in changes}
-        yield f"Both sides change {listed(sorted(tensors), joint=', ')} alike, beside their optimizers' updates."
+        yield f"Both sides change {listed(sorted(tensors), joint=', ')} alike, outside of their optimizers' updates."
     if excerpts := [name for name, shape in torch_run.shapes.items() if is_excerpt(shape, torch_run.limit)]:
         yield f"Of {count(len(excerpts), 'tensor')} the recordings hold excerpts and norms: {listed(excerpts)}."
         lacking = [] if outside is None else [n for n in outside.alignment.unprojected() if n in excerpts]
@@ -72,8 +72,8 @@ def remarks(
         worst = max(tip.residual for tip in tips)
         steps = f"step {tips[0].step} differs" if len(tips) == 1 else f"{len(tips)} steps differ"
         yield (
-            f"Of the {STAGE_NAMES[stage]}, {steps} by at most {worst:.1g}, in some tensors behind a ReLU, a maximum "
-            "or another kink, and in no others: so does rounding that tips it over."
+            f"Of the {STAGE_NAMES[stage]}, {steps} by at most {worst:.1g}, in some gradients that pass through a ReLU, "
+            "a maximum or another kink, and in no others: rounding that tips a value over it has this effect."
         )
     for stage, located in judgement.tipped.items():
         yield (
@@ -127,9 +127,9 @@ def start_cause(located: Located, worst: Mapping[str, float]) -> Cause:
 
 
 def outside_cause(outside: OutsideChanges, located: Located) -> Cause:
-    """Return the cause of changes beside the updates that the sides do not share."""
+    """Return the cause of changes outside of the updates that the sides do not share."""
     torch, jax = (sorted(side.get(located.step, {})) for side in (outside.torch, outside.jax))
-    when = f"beside its optimizer's updates, first after that of step {located.step}"
+    when = f"outside of its optimizer's updates, first after that of step {located.step}"
     if torch and jax:
         says = f"both sides change {listed(torch, joint=', ')} {when.replace('its', 'their')}, and not alike"
     else:

@@ -68,9 +68,9 @@ class Recording:
         header: first process's description of the run.
         steps: number -> step, for the steps that every process has.
         world_size: number of replicas.
-        unfinished: the step within which the recording ends, because its run was killed or goes on; None: it ends
+        unfinished: the step within which the recording ends, because its run was killed or continues; None: it ends
             with a whole step of every process.
-        left_out: steps, behind the last of `steps`, that some processes have finished.
+        left_out: steps, after the last of `steps`, that some processes have finished.
         summands: see `jaxddp.parity.sums`.
 
     Raises:

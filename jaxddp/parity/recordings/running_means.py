@@ -1,6 +1,6 @@
 """Running means of BatchNorm that differ because biases before them do, which no loss sees.
 
-A bias in front of BatchNorm has a gradient of rounding alone, so each side moves it in its own way, and the running
+A bias in front of BatchNorm has a gradient of only rounding, so each side moves it in its own way, and the running
 mean moves with it. With momentum m, each micro-batch changes the difference e of the two sides' means by the
 difference d of their biases:
 
@@ -59,7 +59,7 @@ def running_means(outside: OutsideChanges) -> dict[str, dict[int, np.ndarray | N
 
 
 def _candidates(shifts: Mapping[int, Tensors], params: Mapping[int, Tensors], added: Steps) -> Iterator[Steps]:
-    """Yield what biases may add to a mean: their own shifts, and these behind a linear layer."""
+    """Yield what biases may add to a mean: their own shifts, and these after a linear layer."""
     if not added:
         return
     first = next(iter(added))

@@ -165,7 +165,7 @@ def _verdict_lines(findings: Findings) -> Iterator[str]:
         yield "perhaps, in the program (--write-names writes it there):"
         yield from [line for line in [import_line(findings.names)] if line]
     if findings.no_twin:
-        yield f"{no_twin_line(findings.no_twin)}  # constants, or buffers that one side alone has"
+        yield f"{no_twin_line(findings.no_twin)}  # constants, or buffers that only one side has"
     if findings.names:
         yield from names_block(findings.names).splitlines()
 
@@ -214,7 +214,7 @@ def _patch_lines(patch: Patch | None) -> Iterator[str]:
 
 
 def _quotes(found: Cause | Difference, label: str) -> Iterator[str]:
-    """Yield the lines of both sides, as they stand in the user's files."""
+    """Yield the lines of both sides, as they are written in the user's files."""
     quotes = [(side, quote) for side, quote in (("jax", found.jax), ("torch", found.torch)) if quote is not None]
     for index, (side, quote) in enumerate(quotes):
         yield f"{' ' * len(label) if index else label}{side}, {quote.place}: {quote.statement}"

@@ -1,4 +1,4 @@
-"""Words for what a check looked at beside the steps of its run."""
+"""Words for what a check looked at in addition to the steps of its run."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ def cells(aspect: Aspect) -> tuple[str, str, str]:
 
 
 def sentences(findings: Findings) -> Iterator[str]:
-    """Yield what the verdict covers beside the run's steps, and what not, each in a sentence."""
+    """Yield what the verdict covers in addition to the run's steps, and what it does not, each in a sentence."""
     for name, aspect in aspects(findings):
         intended = f" (intended: {findings.intended[name]})" if name in findings.intended else ""
         yield from (f"{says}{intended}" for says in aspect.says[:1])

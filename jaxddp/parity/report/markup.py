@@ -33,7 +33,7 @@ def tag(name: str, *content: Content, **attributes: Attribute) -> Html:
     Args:
         name: name of the element.
         content: strings, or iterables of strings; all but `Html` are escaped.
-        attributes: `class_` and `aria_label` stand for class and aria-label; None leaves an attribute out.
+        attributes: `class_` and `aria_label` are written class and aria-label; None leaves an attribute out.
 
     >>> tag("td", "<script>", tag("b", 1e-3.hex()[:2]), class_="worst", hidden=None)
     '<td class="worst">&lt;script&gt;<b>0x</b></td>'

@@ -73,7 +73,7 @@ def tensors_section(findings: Findings) -> Html:
 
 
 def coverage_section(findings: Findings) -> Html:
-    """Render what was compared beside the run's steps, the trials beyond it, and what had no effect in it."""
+    """Render what was compared in addition to the run's steps, the trials beyond it, and what had no effect in it."""
     of_aspects = [
         (STAGE_NAMES[name], aspect.verdict, *cells(aspect), aspect.tensor, " ".join(aspect.says))
         for name, aspect in aspects(findings)
@@ -86,7 +86,9 @@ def coverage_section(findings: Findings) -> Html:
     of_trials = [(trial.what, verdict(trial), trial.left_out) for trial in findings.trials]
     idle = [(without_effect_line(operation),) for operation in findings.without_effect]
     parts = [
-        _plain_table("Beside the steps", ("what", "verdict", "worst", "step", "allowed", "tensor", "says"), of_aspects),
+        _plain_table(
+            "Outside of the steps", ("what", "verdict", "worst", "step", "allowed", "tensor", "says"), of_aspects
+        ),
         _plain_table("Beyond the run", ("trial", "verdict", "why not"), of_trials),
         _plain_table("Without effect in the run", ("operation",), idle),
     ]

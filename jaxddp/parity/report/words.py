@@ -11,7 +11,7 @@ from jaxddp.parity.findings import ORDER, Cause, Difference, Findings, Layer, Le
 from jaxddp.parity.report.numbers import count, number, runs
 
 STAGE_NAMES = {stage: stage.replace("_", " ") for stage in (*ORDER, *ASPECTS)} | {"params": "parameters"}
-HAS = (", the reference has ", "; the reference has ", " in jax, ")  # what stands before it is jax's
+HAS = (", the reference has ", "; the reference has ", " in jax, ")  # what precedes it is jax's
 RATE_MENTIONED = 1e-12  # smaller rounding errors of the learning rate are not mentioned
 
 

@@ -61,7 +61,7 @@ class DrawWeights:
         with contextlib.suppress(Exception):  # the run reports the error
             batches += [next(side.batches(0, 1)) for _ in range(2)]
         if batches and not _same(*batches):
-            raise InputError("batch(0, 0): returns other values at its second call; must depend on step and rank alone")
+            raise InputError("batch(0, 0): returns other values at its second call; must depend only on step and rank")
         tell("torch_loss")
         draws = _draws_of(side, batches, self.source.name)
         facts = replace(side.facts, casts=tuple(sorted(side.casts)), moves_weights=_moved(side.model, self.path))

@@ -1,4 +1,4 @@
-"""Evaluate a port's torch model as torch_ref's trainer does. Imports no jax."""
+"""Evaluate a port's torch model like torch_ref's trainer. Imports no jax."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Many steps of torch's optimizer alone. Imports no jax."""
+"""Run only torch's optimizer, for many steps. Imports no jax."""
 
 from dataclasses import dataclass
 from pathlib import Path

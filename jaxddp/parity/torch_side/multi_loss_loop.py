@@ -1,6 +1,6 @@
 """A rank's `torch_step`: a step of several losses, models or optimizers, watched. Imports no jax.
 
-Nothing wraps the modules, so that a step may call any of their methods: hooks average the gradients as DDP does.
+Nothing wraps the modules, so that a step may call any of their methods: hooks average the gradients like DDP.
 """
 
 from collections.abc import Sequence
@@ -106,7 +106,7 @@ class MultiLossLoop:
         kinds = [(k, one) for k, one in enumerate(self.optimizer.each) for _ in one.param_groups]
         for group, (number, one) in zip(recorder.groups, kinds, strict=True):
             group |= {NUMBER: number, KIND: type(one).__name__}
-        for buffer in self._side.model.buffers():  # as DDP does before a forward pass
+        for buffer in self._side.model.buffers():  # like DDP before a forward pass
             self._world.broadcast(buffer)
         recorder.losses = in_floats(self._step.losses(self._side.model, self._made, micro_batches[0]))
         return recorder.record(self.optimizer)

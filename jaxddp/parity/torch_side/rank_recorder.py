@@ -284,7 +284,7 @@ def is_large(tensor: Tensor) -> bool:
 
 
 def excerpt_of(tensor: Tensor) -> Tensor:
-    """Return the excerpt of a tensor, as `jaxddp.parity.excerpts.excerpt` does; a small tensor as it is."""
+    """Return the excerpt of a tensor, like `jaxddp.parity.excerpts.excerpt`; a small tensor as it is."""
     apart = distance(tuple(tensor.shape))
     return tensor if apart == 1 else tensor.detach().reshape(-1)[::apart].reshape(-1, *(1,) * (tensor.ndim - 1))
 

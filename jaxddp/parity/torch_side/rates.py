@@ -23,7 +23,7 @@ TOLD = 20_000  # steps between two signs of life
 
 @dataclass(frozen=True)
 class ReadTorchRates:
-    """A job that steps the scheduler of a port, or of a built-in model, alone.
+    """A job that steps the scheduler of a port, or of a built-in model, without training.
 
     Attributes:
         source: model or port.
@@ -131,7 +131,7 @@ class Clock:
         scheduler: a scheduler, or one that advances less often than every step.
 
     Attributes:
-        is_open: whether it goes on changing the rate after that, or shows no end.
+        is_open: whether it continues to change the rate after that, or shows no end.
         last: the step at which it ends; None: not known yet.
     """
 
@@ -156,7 +156,7 @@ class Clock:
 
 
 def length_shown(state: Mapping[str, Any]) -> tuple[int | None, bool]:
-    """Return the last step that a scheduler's `state_dict` shows, None if none, and whether it goes on after that.
+    """Return the last step that a scheduler's `state_dict` shows, None if none, and whether it continues after that.
 
     >>> length_shown({"T_max": 100}), length_shown({"milestones": {500: 1, 800: 1}}), length_shown({"total_steps": 10})
     ((100, False), (800, False), (9, False))
@@ -179,7 +179,7 @@ def length_shown(state: Mapping[str, Any]) -> tuple[int | None, bool]:
 
 
 def _end(last: int | None, is_open: bool) -> int:
-    """Return how many steps are compared, of a schedule that ends at a step, or goes on after it."""
+    """Return how many steps are compared, of a schedule that ends at a step, or continues after it."""
     if last is None:
         return OPEN
     return max(min(BEYOND * (last + 1), max(last + 1, MOST)), OPEN if is_open else 0)
@@ -199,7 +199,7 @@ def _inner(scheduler: Any) -> Any:
 
 
 def _advanced(schedulers: Sequence[Any]) -> bool:
-    """Advance the schedulers by a step; return False if one raises, as OneCycleLR does after its last step."""
+    """Advance the schedulers by a step; return False if one raises, like OneCycleLR after its last step."""
     try:
         for scheduler in schedulers:
             scheduler.step()

@@ -1,6 +1,6 @@
 """Share memory among a large model's ranks: one copy of parameters and optimizer state, in files. Imports no jax.
 
-The ranks of DistributedDataParallel hold equal parameters and make equal updates. So rank 0 alone makes them, and the
+The ranks of DistributedDataParallel hold equal parameters and make equal updates. So only rank 0 makes them, and the
 others see them in the file that all ranks map. The system keeps a mapped file in memory while there is room.
 """
 

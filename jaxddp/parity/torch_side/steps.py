@@ -86,7 +86,7 @@ class Steps:
         ahead: number of further steps whose learning rates are reported.
         shares: the ranks of a large model may share their parameters; see `SharedParameters`.
         rounding: folder of records whose "gradients" are added, step by step, to those that the optimizers get.
-        given: folder of records whose "clipped_gradients" the optimizers of a free run get in place of their own.
+        given: folder of records whose "clipped_gradients" the optimizers of a free run get in place of the run's.
         variants: changes of the steps, in place of these; the first whose loss raises ends the run.
     """
 
@@ -133,7 +133,7 @@ class Steps:
                 before = reference.before(step)
                 if shared is not None:
                     before = shared.mine(before)
-                # Not strict: records lack constants that are not compared; rank 0 alone loads shared parameters.
+                # Not strict: records lack constants that are not compared; only rank 0 loads shared parameters.
                 load_state(model, before, strict=False)
                 # With shared parameters, rank 0 makes the updates of all.
                 if shared is None or world.rank == 0:

@@ -1,4 +1,4 @@
-"""What a variant of a step changes on torch's side, beside weights and batch. Imports no jax."""
+"""What a variant of a step changes on torch's side, in addition to weights and batch. Imports no jax."""
 
 from collections.abc import Sequence
 

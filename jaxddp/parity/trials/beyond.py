@@ -133,5 +133,5 @@ def _with_idle(beyond: Beyond, idle: Sequence[WithoutEffect]) -> Beyond:
         return beyond
     (operation,) = fitting
     jax, torch = (operation.line if operation.side == side else None for side in ("jax", "torch"))
-    lacking = "the reference has none" if operation.side == "jax" else "in the reference alone"
+    lacking = "the reference has none" if operation.side == "jax" else "only in the reference"
     return replace(beyond, says=f"{operation.operation}; {lacking}", jax=jax, torch=torch)

@@ -115,7 +115,7 @@ class TrialRuns:
         Its distance from its own step in float32 shows how far: a loss such as log(1 - tanh(x)**2) loses digits.
         """
         records, _ = self._torch(made, tried.variants, "float32")
-        if tried.place >= len(records):  # its loss raises in float32 alone
+        if tried.place >= len(records):  # its loss raises only in float32
             return tried
         rounded = records[tried.place]
         share = ROOM * float(np.finfo(np.float64).eps / np.finfo(np.float32).eps)

@@ -28,7 +28,7 @@ def of_optimizer(has_moments: bool, by_loss: bool = False) -> list[Variant]:
 
     Args:
         has_moments: both sides show the optimizer's first moments.
-        by_loss: gradients can be changed by a factor of the loss alone.
+        by_loss: gradients can be changed only by a factor of the loss.
 
     >>> [variant.trial.what for variant in of_optimizer(True, by_loss=True) if variant.trial][-1]
     'with first moments 10,000 times as large'

@@ -108,7 +108,7 @@ class SizeTrials(TrialRuns):
 def counted(runs: Runs, workers: Workers, tried: Tried) -> tuple[str, Quote | None] | None:
     """Return the number of the port that counts examples or replicas of the run, in words, and its line.
 
-    It stands for a size of the run where the trial has another, if jax's values are torch's times the ratio of both.
+    It counts what the trial has in another number, if jax's values are torch's times the ratio of both numbers.
 
     Returns:
         None: no number of the port explains the factor.

@@ -149,7 +149,7 @@ def _mean_same(one: bytes, other: bytes) -> bool:
 
 
 def gap(left: ast.expr, right: ast.expr) -> ast.stmt:
-    """Return a node that stands for the text between two expressions."""
+    """Return a node that covers the text between two expressions."""
     begin = {"lineno": left.end_lineno or 0, "col_offset": left.end_col_offset or 0}
     return ast.Pass(**begin, end_lineno=right.lineno, end_col_offset=right.col_offset)
 

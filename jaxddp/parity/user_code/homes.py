@@ -1,4 +1,4 @@
-"""Where a port's functions are defined: in the program, or in a file beside it from which it imports them."""
+"""Where a port's functions are defined: in the program, or in a file next to it from which it imports them."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""Find the line at which a value stands that another line uses: a constant's, or the one that makes a layer."""
+"""Find the line that states a value that another line uses: a constant's, or the one that makes a layer."""
 
 import ast
 import linecache
@@ -15,9 +15,9 @@ LAYER = re.compile(r" in ([\w.*]+)(?:, the reference has .*)?$")
 
 
 def where_stated(lines: Lines, says: str) -> Lines:
-    """Return the lines of both sides at which the values stand that a cause says.
+    """Return the lines of both sides that state the values in a cause.
 
-    A value that stands in a quoted line itself, or that is not found, leaves the line as it is.
+    A line that states its value itself, or whose value is not found, stays as it is.
 
     Args:
         lines: lines at which the values are used.
@@ -30,7 +30,7 @@ def where_stated(lines: Lines, says: str) -> Lines:
 
 
 def stated_at(line: SourceLine | None, value: str, layer: str = "") -> SourceLine | None:
-    """Return the line at which a value stands that a line uses.
+    """Return the line that states a value that a line uses.
 
     Args:
         line: the line; None: unknown.
@@ -92,12 +92,12 @@ def _text_of(line: SourceLine | None) -> FileText | None:
 
 
 def _stands_in(statement: ast.stmt, line: SourceLine, value: str) -> bool:
-    """Return whether a value stands in the line of a statement itself."""
+    """Return whether the line of a statement states a value itself."""
     return any(x.lineno == line.number and _is(x, value) for x in expressions(statement))
 
 
 def _holds(node: ast.AST, value: str) -> int | None:
-    """Return the line of a statement or an expression at which a value stands; None: it does not hold it."""
+    """Return the line at which a statement or an expression states a value; None: it does not hold it."""
     inside = expressions(node) if isinstance(node, ast.stmt) else ast.walk(node)
     return next((x.lineno for x in inside if isinstance(x, ast.expr) and _is(x, value)), None)
 
@@ -120,7 +120,7 @@ def _is(node: ast.expr, value: str) -> bool:
 
 
 def _statements(text: FileText, statement: ast.stmt, layer: str) -> Iterator[ast.AST]:
-    """Yield a statement, then what its names stand for: constants, local numbers and the layer's making."""
+    """Yield a statement, then the values of its names: constants, local numbers and the call that makes the layer."""
     yield statement
     fresh: list[ast.AST] = [statement]
     for _ in range(FOLLOWED):
@@ -143,7 +143,7 @@ def _called(statement: ast.stmt) -> set[str]:
 
 
 def _values(text: FileText, statement: ast.stmt, name: str) -> Iterator[ast.expr]:
-    """Yield what a name stands for at a statement: at the top of the file, in its class, or in its function."""
+    """Yield the values that a statement's name may have: at the top of the file, in its class, or in its function."""
     around = [x for x in text.statements if isinstance(x, ast.ClassDef) and _spans(x, statement)]
     scope = around[-1:] or [x for x in text.statements if isinstance(x, ast.FunctionDef) and _spans(x, statement)][-1:]
     inside = [x for one in scope for x in ast.walk(one) if isinstance(x, ast.stmt)]

@@ -141,7 +141,7 @@ THREADS: dict[str, Thread] = {
         "callbacks",
         (in_jax("params = with_new_weights(params)", "with_new_weights(params)"),),
         note="two recorded loops; JAX's takes no notice of the weights that the callback sets",
-        words=("torch changes 2.weight beside its optimizer's updates", "jax does not"),
+        words=("torch changes 2.weight outside of its optimizer's updates", "jax does not"),
     ),
     "target_once_per_bundle": Thread(
         ("nissymori/JAX-CORL#73", "nissymori/JAX-CORL#74"),

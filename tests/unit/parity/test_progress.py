@@ -122,7 +122,7 @@ def test_the_failure_of_one_side_is_said_once_while_the_other_is_at_work() -> No
         assert said == []
         for _ in range(2):
             progress.watch([working, failed])
-    assert said == ["jax: jax_model or step 1: port.py: line 3: ValueError; torch goes on"]
+    assert said == ["jax: jax_model or step 1: port.py: line 3: ValueError; torch continues"]
 
 
 class NoWeights(Working):
@@ -130,7 +130,7 @@ class NoWeights(Working):
     failure = ChildError("torch rank 0", "torch_model", "torch_model: a is complex64")
 
 
-@pytest.mark.parametrize(("stage", "follows"), [(DRAW, ""), (FREE, "; jax goes on")])
+@pytest.mark.parametrize(("stage", "follows"), [(DRAW, ""), (FREE, "; jax continues")])
 def test_nothing_goes_on_without_the_weights_of_torch(stage: str, follows: str) -> None:
     said: list[str] = []
     progress, jax = Progress(tell=said.append), Working()

@@ -119,8 +119,8 @@ class Change:
         counts: the fault changes how many elements count.
         group: description of the fault for several calls whose `what` differs; "": such calls do not form a group.
         subsets: a program has the fault in any of a few places, so every set of them is tried.
-        tier: rank among explanations that do the same: 0 for a fault of the catalogue, more for edits that can stand
-            for many.
+        tier: rank among explanations that do the same: 0 for a fault of the catalogue, more for edits that can
+            replace many others.
         also: sites of other calls that the answer changes.
         needs: sites of earlier calls whose results the answer takes.
     """

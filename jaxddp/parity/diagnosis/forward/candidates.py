@@ -27,10 +27,10 @@ from jaxddp.parity.diagnosis.forward.substitutes import shared_factors, substitu
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.operations import Operation, Results, are_near, moments, origins
 
-PLAIN = 3  # highest tier of an edit that cannot stand for many others
+PLAIN = 3  # highest tier of an edit that cannot replace many others
 MOST_PLAIN = 8  # of the port's numbers that are tried two at a time
 LEFT_OUT = ("call_left_out", "operand_left_out", "call_moved")  # edits after which a call returns an input
-# Edits that can stand for many: where several of them do the same, none of them is likely to be what was written.
+# Edits that can replace many others: if several of them do the same, none of them is likely to be what was written.
 LOOSE = frozenset({"factor", "addend", "other_operand", "call_added", "call_moved"})
 
 
@@ -120,7 +120,7 @@ def _changes(
 
 
 def _before(parted: Parting, here: Sequence[int]) -> list[int]:
-    """Return the calls before the first that part: the port may go on from their results otherwise."""
+    """Return the calls before the first that differ: the port may continue from their results in another way."""
     given = {index for k in origins(parted.torch, parted.of_torch) for index in parted.torch[k].inputs}
     return sorted(given.difference(here))
 

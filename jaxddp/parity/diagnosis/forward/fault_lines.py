@@ -82,7 +82,7 @@ def _lines_of_edit(
 def _of_layer(lines: Lines, call: Call, reading: Reading, made: Mapping[str, SourceLine]) -> Lines:
     """Return the lines that make a library's layer, which a call is in; if it is in none, the lines as they are.
 
-    Where the library calls the layer, as `nn.Sequential` does, that of the port is the one that returns its model.
+    If the library calls the layer, as in `nn.Sequential`, the port's line is the one that returns its model.
     """
     if not call.module or call.module not in made:
         return lines
@@ -159,7 +159,7 @@ def _likely(
 def _computing(parted: Parting, call: Operation, planted: Sequence[Operation]) -> list[Operation]:
     """Return the port's operations that compute what torch's call, or the next one possible, returns with the fault.
 
-    A fault that changes an order alone has the last of them that changes one.
+    For a fault that changes only an order, it is the last operation that changes one.
     """
     inside = {*parted.of_jax, *(k for index in parted.of_jax for k in parted.jax[index].inputs)}
     for one in planted[:FOLLOWING]:

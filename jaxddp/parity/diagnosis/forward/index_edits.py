@@ -20,7 +20,7 @@ NEIGHBOURS: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "row 0 for every index": torch.zeros_like,
-    "the row behind that of each index": lambda index: index + 1,
+    "the row after that of each index": lambda index: index + 1,
     "the row before that of each index": lambda index: index - 1,
 }
 
@@ -127,7 +127,7 @@ def shifts(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str])
 
 
 def _in_words(index: Any) -> str:
-    """Write an index as Python does.
+    """Write an index in Python's notation.
 
     >>> _in_words(slice(1, None)), _in_words(-1)
     ('1:', '-1')

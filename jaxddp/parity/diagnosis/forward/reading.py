@@ -70,13 +70,13 @@ class Parting:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Numbers that stand in the port's operations here and not in the reference's, as either may have made them."""
+        """Numbers in the port's operations here that the reference's cannot be, however either has computed them."""
         there = {number for index in self.of_torch for one in self.torch[index].numbers for number in readings(one)}
         return tuple(x for x in self.all_numbers if not any(abs(x - y) <= 1e-9 * abs(x) for y in there))
 
     @property
     def all_numbers(self) -> tuple[float, ...]:
-        """Numbers that stand in the port's operations here, whether the reference has them too or not."""
+        """Numbers in the port's operations here, whether the reference has them too or not."""
         return tuple(dict.fromkeys(number for index in self.of_jax for number in self.jax[index].numbers))
 
     @property

@@ -93,7 +93,7 @@ class ReadingSearch:
     def partly(self) -> str:
         """Return the faults that are certain although they do not explain everything, in words; "" if none is.
 
-        With each planted, the programs agree up to a later call; no other edit as plain does that.
+        With each planted, the programs agree up to a later call; no other edit that is as plain has this effect.
         """
         level, known = [self._place(())], tuple[CallEdit, ...]()
         for _ in range(MOST_FAULTS):
@@ -117,11 +117,11 @@ class ReadingSearch:
         fitting, others = ([x for x in of if self._tells(x)] for of in edits)
         begin = min(parted.of_torch, default=len(calls))
         apart = [x for x in fitting if not any(x.excludes(y) for y in known)]
-        # Two edits that can stand for many others would explain anything.
+        # Two edits that can replace many others would explain anything.
         return _Place(known, begin, [x for x in apart if x.tier <= PLAIN] if known else apart, others)
 
     def _tells(self, edit: CallEdit) -> bool:
-        """Return whether an edit can be told from others; beside a term that values hide, any number does the same."""
+        """Return whether an edit can be told from others: if values hide a term, any number in it does the same."""
         if not self.excluded:
             return True
         is_free = edit.reference is not None or (edit.given and edit.value not in NO_TRACE)
@@ -140,7 +140,7 @@ class ReadingSearch:
     def _explain(
         self, known: tuple[CallEdit, ...], edits: Sequence[CallEdit]
     ) -> tuple[Ruling, tuple[Item, ...]] | None:
-        """Return the ruling on edits beside the known faults; None: no edit explains what is left."""
+        """Return the ruling on edits in addition to the known faults; None: no edit explains what is left."""
         probe = self.reading.step, (self.reading.rank,)
         subject = Planted(self.subject, known)
         for start in range(0, len(edits), BATCH):
@@ -156,7 +156,7 @@ class ReadingSearch:
     def _by_fewer(self, items: tuple[Item, ...]) -> tuple[Ruling, tuple[Item, ...]] | None:
         """Return an explanation by all faults but one, of which another one has another value; None: there is none.
 
-        A mean that stands where the reference has a sum, for one, makes up for a wrong factor of this sum.
+        For example, a mean in place of the reference's sum makes up for a wrong factor of this sum.
         """
         edits = [item for item in items if isinstance(item, CallEdit)]
         for idle, free in itertools.permutations(edits, 2) if len(edits) == len(items) else ():

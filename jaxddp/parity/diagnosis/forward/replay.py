@@ -69,7 +69,7 @@ class ModelEvidence:
             between these. None: there are no such layers.
         thrifty: replays are slow: no faults elsewhere are tried, and few once one explains everything.
         rates: the reference's dropout rate and JAX's, of each pair of masks that the loss draws.
-        alive: is called before each replay, to report that the search goes on.
+        alive: called before each replay, to report that the search continues.
         changes_weights: the loss is that of a step, which changes the weights.
         sizes: sizes of the batch, in words, by which a sum differs from a mean.
         reading: the port's program; None: it was not read.

@@ -192,7 +192,7 @@ def _reordered(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
             what = f"{call.words} in the order {', '.join(parts[k] for k in order) if distinct else order}"
             yield Change("other_order", what, with_argument(0, partial(_in_order, order)), tier=3)
     if call.name == "repeat_interleave" and isinstance(_copies(call)["repeats"], int):
-        what = "copies made block by block, as repeat and tile make them, instead of each element beside its copies"
+        what = "copies made block by block, as repeat and tile make them, instead of each element next to its copies"
         yield Change("other_order", what, instead(_tiled, lambda call: (call.args[:1], _copies(call))), tier=3)
     if call.name in GATES:
         for order in orders_of(GATES[call.name]):
@@ -219,7 +219,7 @@ def _with_gates(order: tuple[int, ...], weights: Sequence[Tensor]) -> list[Tenso
 
 
 def _added(call: Call, operands: Operands, primitives: Collection[str]) -> Iterator[Change]:
-    """Yield a function that the port alone computes, applied to an operand or to the result."""
+    """Yield a function that only the port computes, applied to an operand or to the result."""
     for added, (function, parts) in ADDED.items():
         if not set(parts) <= set(primitives):
             continue

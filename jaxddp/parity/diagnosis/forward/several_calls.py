@@ -225,5 +225,5 @@ def updates_too_late(calls: Sequence[Call]) -> Iterator[tuple[Call, Change]]:
 
 
 def is_update(call: Call) -> bool:
-    """Return whether a call stands for an optimizer, whose new weights it copies."""
+    """Return whether a call represents an optimizer, whose new weights it copies."""
     return call.name == "copy_" and isinstance(call.args[0], torch.nn.Parameter)

@@ -97,7 +97,7 @@ def _drop_last(names: list[str]) -> None:
 
 
 def patches_of(changes: Iterable[tuple[Call, Change]]) -> Iterator[CallEdit]:
-    """Yield each change at all of its sites, at the sites of similarly named modules, and at each site alone.
+    """Yield each change at all of its sites, at the sites of similarly named modules, and at each single site.
 
     Args:
         changes: possible changes, call by call.

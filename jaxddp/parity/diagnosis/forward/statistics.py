@@ -50,7 +50,7 @@ def _correction(call: Call) -> float:
 
 
 def _size(call: Call, result: Any) -> int:
-    """Return the number of values behind each element of the result."""
+    """Return the number of values from which each element of the result is computed."""
     values = call.args[0] if call.args else call.kwargs["input"]
     spread: Tensor = result[0] if isinstance(result, tuple) else result
     return values.numel() // max(spread.numel(), 1) if torch.is_floating_point(spread) else 0

@@ -23,7 +23,7 @@ def rates_of_tensors(program: OptimizerProgram, sample: Sample, floor: float) ->
 
 def _of_some(program: OptimizerProgram, sample: Sample, floor: float) -> Iterator[OptimizerEdit]:
     """Yield another learning rate of those tensors that differ, or none, where others are equal."""
-    # Each beside its own update: a tensor that hardly moves is not an equal one.
+    # Each relative to its own update: a tensor that hardly moves is not an equal one.
     own = sample.of_tensors(sample.update / sample.scale[:, None])
     off = np.any(sample.of_tensors(sample.misfit(program)) > max(EQUAL, floor) * own, axis=0)
     if not off.any() or off.all():
@@ -39,7 +39,7 @@ def _of_some(program: OptimizerProgram, sample: Sample, floor: float) -> Iterato
 
 
 def _of_groups(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
-    """Yield another learning rate of each of several groups, if each tensor's updates are a multiple of its own."""
+    """Yield another learning rate of each of several groups, if a multiple of a tensor's prediction is its update."""
     predicted = sample.predict(program)
     tensors = range(len(program.names))
     products = ((predicted[:, at] * sample.update[:, at], predicted[:, at] ** 2) for at in map(sample.at, tensors))

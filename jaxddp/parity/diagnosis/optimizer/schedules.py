@@ -1,4 +1,4 @@
-"""Mistakes in a learning rate's schedule: its clock runs too fast, stands still or starts again; its lowest rate."""
+"""Mistakes in a learning rate's schedule: its clock runs too fast, stops or starts again; its lowest rate."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -187,7 +187,7 @@ def column_of(program: OptimizerProgram) -> np.ndarray:
 
 
 def last_peak(rates: np.ndarray) -> int:
-    """Return the step from which the rates fall, the first one if they rise as high again, as a cosine does.
+    """Return the step from which the rates fall, the first one if they rise as high again, like a cosine.
 
     >>> last_peak(np.array([0.5, 1.0, 1.0, 0.7, 1.0 + 1e-16]))
     2

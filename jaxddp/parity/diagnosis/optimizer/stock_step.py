@@ -164,7 +164,7 @@ class StockStep:
 
     @cached_property
     def elementwise(self) -> bool:
-        """Whether the update of an element depends on this element alone."""
+        """Whether the update of an element depends only on this element."""
         one = torch.linspace(0.1, 0.4, 4, dtype=torch.float64).reshape(2, 2)
         other = one.clone()
         other[0, 0] = 2.0

@@ -16,7 +16,7 @@ SAME_RATES = 1e-6  # relative; a rate may be a float32
 SCHEDULES = frozenset({WARMUP, SCHEDULE})
 COPIES = SCHEDULES | {"loss_scale"}  # what may do the same as a plainer fault
 TWINS = {"loss_scale": "eps_value"}  # equivalent for an optimizer that divides gradients by their own scale
-TWINS_PART = frozenset({"adagrad_accumulator", "rmsprop_centred"})  # faults beside which twins are not equivalent
+TWINS_PART = frozenset({"adagrad_accumulator", "rmsprop_centred"})  # faults with which twins are not equivalent
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,7 @@ def _hidden_factors(evidence: Evidence) -> Iterator[tuple[str, float, str]]:
 
 
 def _optimizer_evidence(evidence: Evidence, averaged: bool = True) -> OptimizerEvidence:
-    """Return what the optimizer did with its gradients; `averaged` false: with those of replica 0 alone."""
+    """Return what the optimizer did with its gradients; `averaged` false: only with those of replica 0."""
     count = min(len(evidence.torch), len(evidence.jax))
     held = steps_in_memory(evidence.judgement.shapes.values())
     return OptimizerEvidence(

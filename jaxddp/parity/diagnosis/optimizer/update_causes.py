@@ -105,7 +105,7 @@ def explain_optimizer(
         if not (ruling.named or rounded or tiny) and near:
             explaining = [trial for trial in trials if trial.residual <= near and trial.plain]
             rounded = [*_with_rounded_rates(plainest(explaining), reference, evidence, floor)]
-    last = deep and (near or not reference.scheduled)  # faults beside rates in float32 are tried before
+    last = deep and (near or not reference.scheduled)  # faults together with rates in float32 are tried first
     if not (ruling.named or rounded or tiny) and last and (free := free_rates(evidence, reference)) is not None:
         rounded = [free]
     return ruling if ruling.named else decide([*hypotheses, *others, *rounded], floor)

@@ -66,7 +66,7 @@ class OptimizerEvidence:
     """Inputs and outputs of the optimizer over a run.
 
     Attributes:
-        kind: torch's class, one of `torch.optim` that trains with gradients alone; others cannot be explained.
+        kind: torch's class, one of `torch.optim` that needs only gradients; others cannot be explained.
         steps: in order; may be read from disk at each access.
         rates: the first group's learning rate at steps 1, 2, ..., as far as the scheduler goes.
         world_size: number of replicas.
@@ -250,7 +250,7 @@ def _parts(joined: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 def with_rates_of_float32(
     programs: Sequence[OptimizerProgram], evidence: OptimizerEvidence
 ) -> Iterator[list[Replayed]]:
-    """Replay as `side_by_side` does, with a learning rate rounded to float32 where the step's update shows one."""
+    """Replay like `side_by_side`, with a learning rate rounded to float32 where the step's update shows one."""
     peaks = [evidence.highest] * len(programs)
     for index, of_step in enumerate(side_by_side(programs, evidence)):
         for number, (program, replayed) in enumerate(zip(programs, of_step, strict=True)):

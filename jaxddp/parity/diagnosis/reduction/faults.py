@@ -28,7 +28,7 @@ class ReductionEdit(Scaling):
     Attributes:
         kind: edits of one kind exclude each other.
         change: makes the change, given the fitted factor, 1 if there is none.
-        of_two: factors that two faults with names of their own make together.
+        of_two: factors that two separately named faults make together.
     """
 
     kind: str

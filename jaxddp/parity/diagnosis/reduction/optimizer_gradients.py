@@ -1,4 +1,4 @@
-"""Causes of a difference in the gradients that a `torch_step`'s optimizers get, from these gradients alone."""
+"""Causes of a difference in the gradients that a `torch_step`'s optimizers get, from only these gradients."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 

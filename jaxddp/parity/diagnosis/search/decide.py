@@ -80,7 +80,7 @@ class Ruling:
 
 
 def decide(hypotheses: Iterable[Hypothesis], floor: float) -> Ruling:
-    """Name the hypotheses that explain the difference, if they stand apart from all others.
+    """Name the hypotheses that explain the difference, if they explain it much better than all others.
 
     Args:
         hypotheses: in any order.

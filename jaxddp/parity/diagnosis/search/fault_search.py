@@ -141,7 +141,7 @@ def worst_rank(subject: Subject, step: int, items: Sequence[Item] = ()) -> int:
 
 
 class Search:
-    """Trials of faults, alone and two at a time.
+    """Trials of faults, one and two at a time.
 
     Args:
         differences: predicted minus observed, at the probes.

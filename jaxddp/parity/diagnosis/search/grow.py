@@ -19,7 +19,7 @@ def grow(
     fault is added to these parts as well, and to the parts of what that finds.
 
     Args:
-        nearest: faults that alone explain too little, the nearest first.
+        nearest: faults that explain too little by themselves, the nearest first.
         with_others: tries these faults with each other one, except where it has done so before.
         explains: whether faults explain everything.
         parts: the faults without one of them.

@@ -17,7 +17,7 @@ Values = tuple[float, ...]
 Misfit = Callable[[Values], np.ndarray]
 
 ITERATIONS = 40
-FEW = 6  # iterations that rank a start; beside a wrong one, more only bend the other values until it looks right
+FEW = 6  # iterations that rank a start; from a wrong one, more only bend the other values until it looks right
 STEP = 1e-5  # of the numeric derivative
 SMALLEST_GAIN = 0.05  # share of the residual; the fit stops after an iteration that gains less
 LAST_DIGITS = 1e-15  # relative size of a step that changes nothing

@@ -177,4 +177,4 @@ def test_beside_ids_values_may_differ_but_not_change_places() -> None:
     ruling = ruling_of(with_ids(right), with_ids(labels_of_the_next, 1))
     (named,) = ruling.named
     assert named.faults == ("neighbours_values",)
-    assert named.says == 'each example of replica 1 has the next one\'s values (the "y" alone)'
+    assert named.says == 'each example of replica 1 has the next one\'s values (only the "y")'

@@ -199,7 +199,7 @@ def jax_loss(model, batch):
 def test_tied_weights_are_compared_once_and_a_padding_row_counts(tmp_path: Path) -> None:
     assert aspect(tmp_path, TIED) == Aspect("equal")
     found = aspect(tmp_path, TIED, (".at[2].set(0.0)", ""))
-    assert found.says[1:] == ("embed.weight: row 2 is a constant in torch alone.",)
+    assert found.says[1:] == ("embed.weight: row 2 is a constant only in torch.",)
 
 
 def test_a_weight_that_a_file_loads_is_one_sample_and_a_table_a_constant(tmp_path: Path) -> None:

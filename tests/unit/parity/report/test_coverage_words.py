@@ -76,5 +76,5 @@ def test_at_most_ten_operations_without_effect_are_printed_and_all_are_in_the_pa
 def test_the_page_and_the_file_hold_all_of_it() -> None:
     report = replace(BEYOND, aspects={"initialisation": INITIALISATION}, intended={"gradients": "on purpose"})
     page = to_html(report)
-    assert "Beyond the run" in page and "Beside the steps" in page and "on purpose" in page
+    assert "Beyond the run" in page and "Outside of the steps" in page and "on purpose" in page
     assert from_json(to_json(report)) == report
