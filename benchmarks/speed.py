@@ -1,4 +1,4 @@
-"""Race of a workload at a number of replicas, and what its live contenders tell besides."""
+"""Race jaxddp against other implementations of a workload, and measure its input pipeline, messages and retraces."""
 
 import contextlib
 import gc
@@ -25,9 +25,9 @@ class Heat:
     Attributes:
         workload: what the contenders train.
         replicas: number of replicas.
-        rounds: turns of each contender; 0: no race, jaxddp alone.
+        rounds: turns of each contender; 0: no race, only jaxddp.
         seconds: time of a turn.
-        all_peers: also race the peers besides pmap by hand and torch DDP, where they take part.
+        all_peers: also race the peers other than pmap by hand and torch DDP, if they take part.
         inside: also measure what a race does not show; see `_inside`.
     """
 
@@ -80,7 +80,7 @@ def ratios(results: dict[str, Result]) -> dict[str, dict[str, float]]:
 
 
 def free() -> None:
-    """Free a race's programs and arrays: each program maps memory, of which Linux allows a process so much."""
+    """Free a race's programs and arrays: compiled programs hold memory maps, whose number Linux limits."""
     jax.clear_caches()
     gc.collect()
 

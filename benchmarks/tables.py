@@ -37,9 +37,9 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def tables(rows: Mapping[str, Mapping[str, Any]], title: str = "") -> Iterator[str]:
-    """Yield a table with a line for each row and a column for each number, and then one for each table in a row.
+    """Format nested results as Markdown tables: one with a column for each number, then one for each nested table.
 
-    A list is a table, and so is a dictionary of dictionaries.
+    A list is a nested table, and so is a dictionary of dictionaries.
 
     >>> rows = {"jax": {"rates": {"bf16": 0.12345}, "gaps": [{"ms": 2}]}, "torch": {"rates": {"bf16": 3}}}
     >>> for text in tables(rows):

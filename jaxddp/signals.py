@@ -35,7 +35,7 @@ def ending(code: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def needing_no_reader() -> Iterator[None]:
-    """Let prints succeed although no one reads them any more.
+    """Let prints succeed after the reader of stdout or stderr is gone.
 
     Ctrl-C ends `tee` together with the run that it reads from, and a terminal is closed when it sends SIGHUP: the
     next line would raise an error, and end the run without its checkpoint.
@@ -157,7 +157,7 @@ class Interruption:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the thread acts."""
+    """Replace the default handler; the thread of `Interruption` reads the signal from a pipe and acts on it."""
 
 
 def _after_one(handler: Any) -> Callable[[int, FrameType | None], None]:

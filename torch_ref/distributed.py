@@ -136,7 +136,7 @@ class World:
 
 
 def distributed_optim() -> ModuleType:
-    """Import torch.distributed.optim on first use: it takes a second, and warns of its own use of torch.jit."""
+    """Import torch.distributed.optim on first use: it takes a second, and warns that it uses torch.jit."""
     world, dist.group.WORLD = dist.group.WORLD, None  # a default argument would keep the group alive, as above
     try:
         with warnings.catch_warnings():

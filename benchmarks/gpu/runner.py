@@ -1,6 +1,6 @@
 """Run measurements one after another, each in a child process with a time limit, and keep what they return.
 
-A measurement that crashes or takes too long is recorded with its last line, and the others go on.
+A measurement that crashes or takes too long is recorded with its last line, and the others continue.
 """
 
 import json
@@ -79,9 +79,13 @@ def run(folder: Path, measurements: Sequence[Measurement], minutes: float, smoke
 
 
 def share(wanted: Sequence[float], left: float) -> float:
-    """Return the seconds that the first of some measurements may take of the seconds that are left for all of them.
+    """Return the time limit of the next measurement, in seconds: twice its share of the time left.
 
-    It may take twice its share, since most others take less than theirs.
+    Most measurements take less than their share.
+
+    Args:
+        wanted: expected seconds of the measurements that are left, the next one first.
+        left: seconds left for all of them.
 
     >>> share([90, 210], 300), share([90], 60), share([90], -1)
     (180.0, 60, 0.0)

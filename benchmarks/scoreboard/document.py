@@ -95,7 +95,7 @@ def _summary(
         yield f"ports with one of {kinds} faults outside the catalogue", len(scores), _counts(scores)
     if outside:
         ports = len({score.fault.port for score in outside})
-        yield f"faults outside of the catalogue in {ports} users' ports", len(outside), counts_outside(outside)
+        yield f"faults outside the catalogue in {ports} users' ports", len(outside), counts_outside(outside)
         patchable = sum(score.patchable for score in outside)
         yield "of these, named ones of model, loss, optimizer and schedule", patchable, counts_of_patches(outside)
     if scores := parts.get("clean"):
@@ -210,7 +210,7 @@ def _outside(scores: Sequence[OutsideScore]) -> Iterator[str]:
                 said,
             ]
         )
-    yield "## Faults outside of the catalogue, in ports as users write them"
+    yield "## Faults outside the catalogue, in user-style ports"
     yield (
         "In brackets: the catalogue has a fault that says the same. Located: named, or a difference is in the layer, "
         "tensor or call of the fault. Lines: of which files the report has the line. Patched: an edit of the JAX file, "

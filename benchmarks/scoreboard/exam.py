@@ -81,7 +81,7 @@ def examine(mutant: Any, workers: Workers, limit: float = LIMIT) -> ExamScore:
 
 def _checked(port: Path, exam: Any, workers: Workers, limit: float) -> Report | str:
     """Return the report, or the error of a port that is refused as a whole."""
-    settings = {"world_size": exam.WORLD_SIZE, "steps": exam.STEPS, "limit": limit, "tell": lambda line: None}
+    settings = {"world_size": exam.WORLD_SIZE, "steps": exam.STEPS, "time_limit": limit, "tell": lambda line: None}
     try:
         return check(port, **settings, numerics=False, causes=False, workers=workers)
     except InputError as error:

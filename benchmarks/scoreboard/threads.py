@@ -32,22 +32,22 @@ RECORD = "record.py"  # the file of a thread whose two loops are recorded
 NOT_RUN = {"verdict": "not run", "said": [], "words": []}
 COMMAND = "python -m benchmarks.scoreboard --parts threads --threads-page docs/threads.md"
 INTRODUCTION = """\
-People ask in public why a program in JAX trains unlike one in PyTorch, or unlike itself on more devices. Here such
-threads are re-enacted: each is a small port, written anew from what the thread describes, and beside what came of the
-thread stands what the check says about the port (`jaxddp check port.py`). No line is copied. The records are
-in `tests/faults/threads`, whose `write_port` writes a port into a folder.
+People ask in public why a program in JAX trains differently from one in PyTorch, or differently on more devices. This
+page re-enacts such threads. Each is a small port, written from the thread's description without copying a line. The
+table shows the thread's outcome next to what `jaxddp check port.py` says about the port. The records are in
+`tests/faults/threads`, whose `write_port` writes a port into a folder.
 
-The last column compares the two causes. **Same**: the check states the thread's, or says equal where the question was
-a mistake. **Another**: it names something else. **None**: it finds the difference and where it begins, and no cause;
-or it sees no difference, where the fourth column says equal. **Open**: the thread has no known cause, and the port is
-what it describes, or has a cause that is suspected. Residuals are relative, in float64: that of the difference, and
-what is left of it with the cause planted in the PyTorch half.
+The last column compares the two causes. **Same**: the check states the thread's cause, or says equal if the question
+was a mistake. **Another**: it states another cause. **None**: it finds the difference and where it begins, but no
+cause, or it sees no difference and the fourth column says equal. **Open**: the thread has no known cause, and the
+port is what it describes, or has a suspected cause. Residuals are relative, in float64: the difference, and what is
+left of it with the cause planted in the PyTorch half.
 
-A cause that no step of the run shows stands in another part of the report: in the rows on types, rates, initial
-weights and evaluation, in a line on what differs beyond the run, or in a remark. The fourth column then has that
-sentence. In the threads of the groups "silent" nothing failed or warned. Left out are those that hang on the precision
-of products on a certain GPU or compiler (google-deepmind/mujoco_playground#86, jax-ml/jax#14022), which a check in
-float64 cannot show."""
+If no step of the run shows a cause, another part of the report does: the rows on types, rates, initial weights and
+evaluation, a line on what differs beyond the run, or a remark. The fourth column then has that sentence. In the
+threads of the groups "silent" nothing failed or warned. Threads about the precision of products on a certain GPU or
+compiler are left out (google-deepmind/mujoco_playground#86, jax-ml/jax#14022), since a check in float64 cannot show
+them."""
 
 Groups = Mapping[str, Mapping[str, Any]]  # heading -> name -> tests.faults.threads.Thread
 

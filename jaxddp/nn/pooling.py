@@ -19,7 +19,7 @@ _Size = int | Sequence[int]
 
 
 def max_pool(x: jax.Array, window: _Size, stride: _Size | None = None, padding: _Size = 0) -> jax.Array:
-    """Compute the maximum of each window, as torch's `max_pool1d`, `max_pool2d` and `max_pool3d`.
+    """Compute the maximum of each window, like torch's `max_pool1d`, `max_pool2d` and `max_pool3d`.
 
     The gradient goes to the first of equal maxima, in row-major order. Positions that a stride skips at the end are
     left out.
@@ -44,7 +44,7 @@ def max_pool(x: jax.Array, window: _Size, stride: _Size | None = None, padding: 
 
 
 def avg_pool(x: jax.Array, window: _Size, stride: _Size | None = None, padding: _Size = 0) -> jax.Array:
-    """Compute the mean of each window, as torch's `avg_pool1d`, `avg_pool2d` and `avg_pool3d`.
+    """Compute the mean of each window, like torch's `avg_pool1d`, `avg_pool2d` and `avg_pool3d`.
 
     Padding counts, as zeros (torch's `count_include_pad=True`).
 
@@ -73,7 +73,7 @@ class _Windows(NamedTuple):
     padding: tuple[int, ...]
 
     def places(self, x: jax.Array, value: Any) -> list[jax.Array]:
-        """Return, for each place in a window in row-major order, its elements in all windows, x padded with `value`."""
+        """Pad x with `value`; return for each place in a window, in row-major order, the elements of all windows."""
         x = jnp.pad(x, ((0, 0), *((n, n) for n in self.padding), (0, 0)), constant_values=value)
         limits = [n - size + 1 for n, size in zip(x.shape[1:-1], self.size, strict=True)]
         return [

@@ -158,7 +158,7 @@ def chained(lr: float, schedules: Sequence[Callable[[float], optax.Schedule]]) -
 
 
 def by_epoch(schedule: optax.Schedule, steps_per_epoch: int) -> optax.Schedule:
-    """Step a schedule once per epoch of `steps_per_epoch` optimizer steps, as torch's training loops mostly do.
+    """Step a schedule once per epoch of `steps_per_epoch` optimizer steps, like most of torch's training loops.
 
     >>> schedule = by_epoch(exponential(0.1, 0.5), steps_per_epoch=100)
     >>> print([round(float(schedule(t)), 4) for t in (0, 99, 100, 200)])

@@ -1,4 +1,4 @@
-"""Mappings of arrays that are read only when they are asked for, so that a large model is never in memory at once."""
+"""Mappings whose arrays are read on access, so that a large model is never in memory as a whole."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,7 +8,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Joined(Mapping[str, np.ndarray]):
-    """Several mappings as one; a name is looked up in each, in order.
+    """View of several mappings; the first mapping that has a name gives its array.
 
     >>> dict(Joined({"a": np.array(1)}, {"a": np.array(2), "b": np.array(3)}))
     {'a': array(1), 'b': array(3)}
@@ -34,7 +34,7 @@ class Joined(Mapping[str, np.ndarray]):
 
 
 class Renamed(Mapping[str, np.ndarray]):
-    """A mapping's arrays under other names.
+    """View of a mapping's arrays under other names.
 
     Args:
         arrays: the mapping.

@@ -46,7 +46,7 @@ def _of_program(program: Program, config: TrainerConfig, options: PlanTrainerOpt
     trains = program.get("train_data") is not None
     has_data = trains or program.get("batch", program.get("jax_batch")) is not None
     (make_model, *_) = program.need("jax_model", *([] if has_data else ["train_data"]))
-    if program.get("jax_loss") is None:  # a program may leave it out, as classifiers do
+    if program.get("jax_loss") is None:  # a program may leave it out, like classifiers
         program = dataclasses.replace(program, values={**program.values, "jax_loss": cross_entropy})
     if trains:
         batch = load_data(program, config).example()

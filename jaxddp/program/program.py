@@ -31,7 +31,7 @@ NAMES = (*(name for names in FUNCTIONS.values() for name in names), *VALUES)
 OPTIONS = "Options"
 STEPS = ("jax_step", "torch_step")
 OPTIMIZERS = ("jax_optimizer", "torch_optimizer", "configure_optimizers")
-# Flags that a step of the file's replaces, and those that an optimizer of the file's does.
+# Flags that the file's step replaces, and flags that its optimizer replaces.
 OF_STEP = (
     *("accumulation_steps", "loss_normalization", "clip_grad_norm", "clip_grad_value", "remat", "ema_decay", "freeze"),
     *("dropout_masks", "amp", "swa_start", "swa_lr"),
@@ -43,12 +43,12 @@ OF_OPTIMIZER = tuple(dict.fromkeys(("optimizer", "lr", "lr_scaling", *OPTIMIZER_
 
 
 def read_flags(values: Mapping[str, Any]) -> set[str]:
-    """Return the flags that a step or an optimizer of a file's reads of `config`, where they have their effect."""
+    """Return the flags that the file's step or optimizer reads from `config`, and which so have an effect."""
     return {name for kind in (*STEPS, *OPTIMIZERS) for name in reads(values.get(kind), {*OF_STEP, *OF_OPTIMIZER})}
 
 
 def replaced_flags(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the flags that a step or an optimizer of a file's replaces, with its name; those that it reads stay.
+    """Return the flags that the file's step or optimizer replaces, with its name; flags that it reads stay.
 
     >>> flags = replaced_flags({"jax_optimizer": lambda config: config.lr})
     >>> "lr" in flags, flags["momentum"]
@@ -64,7 +64,7 @@ def replaced_flags(values: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Program:
-    """The names of a program; see `jaxddp.program`.
+    """Functions and values of a program by name; see `jaxddp.program`.
 
     Attributes:
         name: its path, or the name of its module, for messages.
@@ -129,7 +129,7 @@ class Program:
             reason: continuation of the message, as ", which jaxddp.train needs".
 
         Raises:
-            InputError: the file has not all of them.
+            InputError: the file lacks one of them.
         """
         if missing := [name for name in names if self.get(name) is None]:
             raise InputError(f"{self.name}: has no {', '.join(missing)}{reason}")
@@ -137,7 +137,7 @@ class Program:
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Begin the message of an `InputError` about one of the program's names with the file."""
+        """Prefix the message of an `InputError` about one of the program's names with the file."""
         try:
             yield
         except InputError as error:
@@ -146,7 +146,7 @@ class Program:
             raise
 
     def bound(self, config: Any) -> "Program":
-        """Return the program whose functions have got their `options` and the trainer's `config`, with its rate."""
+        """Return the program with its functions bound to `options` and to `config`, whose `lr` is the base rate."""
         given = {"config": dataclasses.replace(config, lr=config.base_lr)}
         if self.options is not None:
             values = {name: restored(getattr(config, name), kind) for name, kind in self.option_kinds.items()}

@@ -120,7 +120,7 @@ def primitives(jaxpr: Jaxpr, enclosing: tuple[str, ...] = ()) -> Iterator[tuple[
 def product_flops(jaxpr: Jaxpr) -> float:
     """Count the floating-point operations of a program's matrix products and convolutions, loops included.
 
-    Of the branches of a conditional, the costliest counts; of a loop without a known length, one pass.
+    The costliest branch of a conditional counts, and one pass of a loop without a known length.
 
     >>> def squared(x):
     ...     return lax.scan(lambda y, _: (y @ x, None), x, None, length=3)[0]

@@ -1,4 +1,4 @@
-"""The parts of a run, built of its program and its configuration."""
+"""Build the parts of a run from its program and its configuration."""
 
 import dataclasses
 import math
@@ -148,7 +148,7 @@ def start_state(config: TrainerConfig, ddp: DistributedDataParallel, program: Pr
     like = cast(ddp.functional.params, config.dtype), cast(ddp.functional.buffers, config.dtype)
 
     def of_twin(tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert a state_dict of the program's torch model, which is imported only here, or what fits of it."""
+        """Convert a state_dict of the program's torch model; with --weights-partial, only the tensors that fit."""
         from jaxddp.parity.convert.twin_files import to_jax
 
         if some is not None:

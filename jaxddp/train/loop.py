@@ -33,7 +33,7 @@ def train(
     checkpoints: "Checkpoints | None",
     tell_stall: Callable[[str], None] | None = None,
 ) -> Result:
-    """Train from `state` to the end of the last epoch; `tell_stall` is called if nothing moves in this process.
+    """Train from `state` to the end of the last epoch; `tell_stall` is called if this process makes no progress.
 
     Raises:
         TrainingError: a loss is not finite, or replicas differ; checkpoints saved before remain valid.

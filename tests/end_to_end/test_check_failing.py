@@ -14,7 +14,7 @@ import pytest
 from jaxddp.parity.checking import check
 from jaxddp.parity.family import family
 from jaxddp.parity.findings import Problem
-from jaxddp.parity.port.port import PREFIX, Side
+from jaxddp.parity.port.port import Side
 from tests.support.checks import FORGETS_MOMENTS, FROZEN, STEPS, Checked
 from tests.support.small_port import RENAMED, Change, at_start_of, line_of, own_optimizers, step, write
 

@@ -60,7 +60,7 @@ def test_a_fault_in_torchs_own_reduction_is_the_cause_of_different_gradients(ran
         report = compare_runs(ranks.parent / run, tmp_path / "jax")
         first = report.differences[0]
         assert first.stage == "gradients" and first.cause and first.cause.names == (name,), str(report)
-        assert "torch's gradients are not the mean of its own local gradients" in first.detail
+        assert "torch's gradients are not the mean of torch's local gradients" in first.detail
 
 
 def test_two_ranks_and_two_replicas_are_equal(ranks: Path, tmp_path: Path) -> None:

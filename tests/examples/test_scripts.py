@@ -21,10 +21,10 @@ def load(name: str):
     return module
 
 
-def shown_in(page: str, heading: str) -> str:
+def shown_in(page: str, heading: str, language: str = "python") -> str:
     """First program below a heading of a page."""
     section = (ROOT / page).read_text().partition(heading)[2]
-    return section.partition("```python\n")[2].partition("```")[0]
+    return section.partition(f"```{language}\n")[2].partition("```")[0]
 
 
 def test_the_guide_shows_the_program(capsys):
@@ -41,7 +41,7 @@ def test_the_guide_shows_the_smallest_program():
 
 def test_the_readme_shows_a_cut_of_the_program():
     program = {line.strip() for line in (ROOT / "examples" / "own_model.py").read_text().splitlines()}
-    columns = [line[SECOND:].strip() for line in shown_in("README.md", "## DDP in JAX").splitlines()]
+    columns = [line[SECOND:].strip() for line in shown_in("README.md", "## DDP in JAX", "text").splitlines()]
     assert {
         line for line in columns[1:] if line
     } <= program | JOINED and "state, _ = ddp.steps(state, batches)" in columns

@@ -11,7 +11,8 @@ trainer may not, since jax and torch have threads. Functions and classes of the 
 Considered and left: `ProcessPoolExecutor` and Grain's `mp_prefetch` import the trainer's main module, and with it jax,
 in each worker; neither says which example a dead worker was reading, ends one that hangs, or ends the workers of a
 trainer that was killed. Measured on two busy cores with two workers: 71,000 windows of 1,024 tokens per second, where
-the pool reads 28,000, torch's DataLoader 25,000 and Grain 15,000; 1,200 images, as the pool, torch 1,600, Grain 330.
+the pool reads 28,000, torch's DataLoader 25,000 and Grain 15,000. Images per second: 1,200, like the pool; torch's
+DataLoader 1,600, Grain 330.
 """
 
 import contextlib
@@ -76,7 +77,7 @@ class DataWorkers:
                 pass_fds=[file.fileno(), *descriptors],
                 stdin=subprocess.DEVNULL,
                 env=_environment(),
-                start_new_session=True,  # a terminal's Ctrl-C is the trainer's to act on
+                start_new_session=True,  # only the trainer acts on a terminal's Ctrl-C
             )
         for _, theirs in pipes:
             theirs.close()
@@ -85,7 +86,7 @@ class DataWorkers:
         self._next = 0
         self._arrived: dict[int, Any] = {}
         self._unwanted: set[int] = set()
-        with contextlib.suppress(ConnectionError):  # told by `_lost`
+        with contextlib.suppress(ConnectionError):  # reported by `_lost`
             self._control.send_bytes(pickled)
 
     def read(self, jobs: Iterable[Job]) -> Iterator[list[Arrays]]:
@@ -110,7 +111,7 @@ class DataWorkers:
 
     def _give(self, job: Job) -> int:
         number, self._next = self._next, self._next + 1
-        with contextlib.suppress(ConnectionError):  # told by `_lost`
+        with contextlib.suppress(ConnectionError):  # reported by `_lost`
             self._workers[number % len(self._workers)].send((number, *job))
         return number
 
@@ -140,7 +141,7 @@ class DataWorkers:
         )
 
     def _lost(self, worker: int) -> TrainingError:
-        """Return how a worker ended."""
+        """Return an error that says how a worker ended."""
         how = "the process that starts them is gone"
         try:
             while self._control.poll(PATIENCE):
@@ -156,7 +157,7 @@ class DataWorkers:
 
 
 def _end(process: subprocess.Popen[bytes], connections: list[Connection]) -> None:
-    """Close the pipes, whereupon the reader ends its workers and itself."""
+    """Close the pipes, so that the reader ends its workers and itself."""
     for connection in connections:
         connection.close()
     try:
@@ -181,7 +182,7 @@ def _array(connection: Connection, kind: str, shape: tuple[int, ...]) -> NDArray
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of the reader: modules from where this process finds them, no threads, no GPU."""
+    """Return the reader's environment variables: this process's module path, one thread per library, no GPU."""
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     return {**os.environ, **one, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
@@ -235,5 +236,5 @@ class _Pickler(cloudpickle.Pickler):
 def map_again(
     path: str, start: int, extent: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> NDArray[Any]:
-    """Map an array from a file, whose `extent` bytes from `start` on hold it."""
+    """Map an array from a file in another process; its `extent` bytes begin at byte `start`."""
     return np.ndarray(shape, dtype, np.memmap(path, np.uint8, "r", start, (extent,)), strides=strides)

@@ -1,4 +1,4 @@
-"""Faults for edits of torch's programs, and for lines that round, without a name; the words of a cause say which."""
+"""Generic faults: edits of torch's programs, and lines that round. The words of a cause say which edit or line."""
 
 from jaxddp.parity.catalogue.fault import Fault
 
@@ -51,8 +51,8 @@ EDITS: dict[str, Fault] = {
     ),
     "rate_rounded": Fault(
         "the learning rate is computed in float32 on one side, or a part of it",
-        "compute the rate from Python's numbers, in float64, as torch's schedulers do; torch's ASGD and "
-        "NAdam keep a number in float32, as jaxddp.optim's do; or accept the difference: it is the rounding of a rate",
+        "compute the rate from Python's numbers, in float64, like torch's schedulers; torch's ASGD and "
+        "NAdam keep a number in float32, like jaxddp.optim's; or accept the difference: it is the rounding of a rate",
     ),
     "rounded_to_16_bits": Fault(
         "values are rounded to 16 bits where the reference keeps 32",

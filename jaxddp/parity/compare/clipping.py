@@ -1,4 +1,4 @@
-"""Clip gradients in NumPy, as torch.nn.utils.clip_grad_norm_ and clip_grad_value_ do, and what a record shows of it."""
+"""Clip gradients in NumPy, like torch.nn.utils.clip_grad_norm_ and clip_grad_value_, and tell how a record clips."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -153,7 +153,7 @@ def _total(of_batches: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Divide each sum by its count, as both trainers do.
+    """Divide each sum by its count, like both trainers.
 
     >>> _means({"loss": 6.0, "count": 3.0, "error": 1.0, "count:error": 4.0})
     {'loss': 2.0, 'error': 0.25}

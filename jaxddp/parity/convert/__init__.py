@@ -18,7 +18,7 @@ the other layers of their class.
 
 Stacks, fused layers and other arrangements are rules of `names`, see `jaxddp.parity.port.rules`.
 `Converter` converts in memory, `jaxddp convert` converts files. All maps but sums only permute
-elements, so gradients, updates and moments convert as the weights do.
+elements, so gradients, updates and moments convert like the weights.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """Maps between the layouts of a torch tensor and a jax array.
 
 The layout depends on the torch module that a tensor belongs to, so jax models of nnx and of linen are converted
-alike. All maps only permute elements, so gradients, updates and moments convert as the weights do.
+alike. All maps only permute elements, so gradients, updates and moments convert like the weights.
 """
 
 import itertools

@@ -1,7 +1,7 @@
-"""Proposals for the table `names`, which shapes, names and the order of use allow.
+"""Propose lines of the table `names` that agree with shapes, names and the order of use.
 
-A stack is proposed where torch's layers "h.0", "h.1", ..., or "q1", "q2", ..., have equal arrays, and fused layers
-where a run of layers of one kind is as large as one layer of the other side. Shapes do not show the order of the
+A stack is proposed if torch's layers "h.0", "h.1", ..., or "q1", "q2", ..., have equal arrays. Fused layers are
+proposed if a run of layers of one kind is as large as one layer of the other side. Shapes do not show the order of the
 parts of a fused layer; a run of both models decides between the orders.
 """
 
@@ -16,15 +16,15 @@ from jaxddp.parity.convert.layouts import GRUS, RECURRENT, Shape
 from jaxddp.parity.convert.lines import Table, folded
 from jaxddp.parity.port.rules import NUMBER, Names, Rule, fused, part, summed
 
-Group = tuple[tuple[str, ...], tuple[str, ...]]  # layers of jax and of torch that are one another
+Group = tuple[tuple[str, ...], tuple[str, ...]]  # layers of jax, and the layers of torch that they correspond to
 
 PARTS = (3, 2)  # numbers of layers that are fused: q, k and v; two halves
-MOST_STACKS = 3  # each may be one in jax or not
+MOST_STACKS = 3  # each may be one layer in jax, or several
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Lines for arrays without a twin.
+    """Proposed lines for arrays without a twin.
 
     Attributes:
         lines: a line for each layer that has a counterpart, or for each array.
@@ -45,13 +45,13 @@ class Proposal:
     alone: tuple[str, ...] = ()
 
     def certain(self, names: Names) -> Table:
-        """Return a table with the lines that names decide."""
+        """Return `names` with the proposed lines that are not doubtful."""
         doubtful = {name for group in (*self.by_order, *self.orders[1:]) for name in group}
         return {**names, **folded(self.lines, doubtful | self.others)}
 
 
 def propose(unpaired: Unpaired, tied: Mapping[str, str], fits: Callable[[Table], bool]) -> Proposal:
-    """Propose lines for layers, stacks and fused layers, or for single arrays; if none fit, for what has a counterpart.
+    """Propose lines for layers, stacks and fused layers, or for single arrays; if none fit, for layers that pair off.
 
     Args:
         unpaired: arrays without a twin.
@@ -78,7 +78,7 @@ def propose(unpaired: Unpaired, tied: Mapping[str, str], fits: Callable[[Table],
 
 
 def _narrowed(lines: Table, unpaired: Unpaired) -> Table:
-    """Return the table with a line for a layer's only array where jax's layer holds other layers, too.
+    """Replace the line of a layer by one of its only array, if jax's layer also holds other layers.
 
     >>> jax, torch = {"decoder.table": (5, 3), "decoder.out.kernel": (3, 5)}, {"tokens.weight": (5, 3)}
     >>> _narrowed({"decoder": "tokens"}, Unpaired(["decoder.table"], [*torch], jax, torch, {}))
@@ -108,7 +108,7 @@ def _without_counterpart(pairs: Pairs) -> str:
 
 
 def _with_stacks(unpaired: Unpaired) -> Iterator[Unpaired]:
-    """Yield the arrays, and those in which jax has some of torch's stacks as one layer."""
+    """Yield the arrays, and variants in which some of torch's stacks are one layer, as in jax."""
     stacks = _stacks(unpaired)[:MOST_STACKS]
     for number in range(len(stacks) + 1):
         for chosen in itertools.combinations(stacks, number):
@@ -116,7 +116,7 @@ def _with_stacks(unpaired: Unpaired) -> Iterator[Unpaired]:
 
 
 def _with_sums(unpaired: Unpaired) -> Iterator[Unpaired]:
-    """Yield the arrays with the two biases of torch's recurrent layers as one, and what a GRU keeps of the second."""
+    """Yield the arrays with the two biases of torch's recurrent layers summed, a GRU's only in part, and unchanged."""
     torch, tensors, rules = [*unpaired.torch], dict(unpaired.tensors), dict[str, Rule]()
     for first in unpaired.torch:
         module, name = unpaired.modules.get(first.rpartition(".")[0]), first.replace("bias_ih", "bias_hh")
@@ -160,7 +160,7 @@ def _joint(name: str, stacks: Sequence[str]) -> str:
 
 
 def _stacked(unpaired: Unpaired, stacks: Sequence[str]) -> Unpaired:
-    """Return the arrays with the tensors of each stack as one, whose first axis counts its layers."""
+    """Return the arrays with one tensor for the tensors of each stack; its first axis counts the layers."""
     torch: dict[str, Shape] = {}
     for name in unpaired.torch:
         joint, shape = _joint(name, stacks), unpaired.tensors[name]
@@ -184,9 +184,9 @@ def _orders(unpaired: Unpaired, pairs: Pairs) -> Iterator[Table]:
 
 
 def _aligned(jax: list[tuple[str, Kind]], torch: list[tuple[str, Kind]]) -> list[Group] | None:
-    """Go through both sides' layers in order, one by one or several siblings for one; None if that is impossible.
+    """Group both sides' layers in order, one to one or several siblings to one; None if that is impossible.
 
-    The sizes of the next two layers decide how many are one, so there is only one way.
+    The sizes of the next two layers decide how many form a group, so there is only one way.
     """
     groups: list[Group] = []
     while jax or torch:
@@ -212,7 +212,7 @@ def _fit(jax: list[tuple[str, Kind]], torch: list[tuple[str, Kind]], m: int, n: 
 
 
 def _heads(groups: list[Group], unpaired: Unpaired) -> list[int]:
-    """Return the numbers of heads that the torch modules around fused layers say."""
+    """Return the numbers of heads in the attributes of the torch modules around fused layers."""
     above = {torch[0].rpartition(".")[0] for jax, torch in groups if len(jax) != len(torch)}
     above |= {layer.rpartition(".")[0] for layer in above}
     said = {
@@ -225,7 +225,7 @@ def _heads(groups: list[Group], unpaired: Unpaired) -> list[int]:
 
 
 def _lines(group: Group, order: tuple[int, ...], heads: int | None) -> Iterator[tuple[str, str | Rule]]:
-    """Yield the lines of one layer, or of the parts of one."""
+    """Yield the table's lines for a group: of one layer, or of the parts of a fused layer."""
     jax, torch = group
     number = max(len(jax), len(torch))
     places = [place for place in order if place < number]

@@ -70,7 +70,7 @@ def _calls(side: str, program: Calls, other: Calls) -> list[WithoutEffect]:
 
 
 def _numbers(jax: Watched, lines: Collection[tuple[str, int]]) -> list[WithoutEffect]:
-    """Return numbers whose change changed no loss, but for those at lines without effect."""
+    """Return the numbers of jax's program that changed no loss when they were changed, except those at `lines`."""
     unchanged = [called for called, kept in jax.numbers.items() if kept.operands and called.line not in lines]
     return [_described_call("jax", called, UNCHANGED) for called in sorted(unchanged)]
 

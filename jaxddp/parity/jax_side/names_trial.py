@@ -1,4 +1,4 @@
-"""Trial of tables `names`: of several that the shapes allow, the one under which both models compute the same."""
+"""Choose, of several tables `names` that the shapes allow, the one under which both models compute the same."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ from jaxddp.state import Buffers, Params
 # From lines to those that may be right in their place, and layers whose twins two right tables may exchange.
 Doubt = tuple[Callable[[Table], Iterable[Table]], set[str]]
 MOST_TABLES = 64  # each is a forward pass
-MOST_LAYOUTS = 3  # each may be in one order or in the other
+MOST_LAYOUTS = 3  # each may have one order or the other
 # A wrong table's residual over the right one's, in the first layer where they differ; measured: 1e14 in right ports,
 # 900 in one with GELU by the other formula in front of that layer.
 CLEARLY = 10.0
@@ -43,9 +43,9 @@ EQUAL = 1e-9  # residuals that differ by less are equal; measured: up to 3e-15
 
 
 class NamesTrial:
-    """One forward pass of torch, and one of jax for each table, with the same weights in float64; or one step of each.
+    """Compare a forward pass, or a step, of torch with one of jax for each table, with the same weights in float64.
 
-    Random draws of the losses are constants. Steps, and plain trees of arrays, show no layers: of these the losses are
+    Random draws of the losses are constants. Steps, and plain trees of arrays, show no layers, so their losses are
     compared.
 
     Args:
@@ -53,7 +53,7 @@ class NamesTrial:
         model: its jax model.
         functional: the model's pure side.
         module: its torch model.
-        of_torch: torch's pass; empty if there was none: nothing is decided then.
+        of_torch: torch's pass; if it is empty, nothing is decided.
         tell: reports what the process is doing.
     """
 
@@ -66,7 +66,7 @@ class NamesTrial:
         self._passes: dict[str, dict[str, float]] = {}  # text of a table -> residuals
 
     def lines(self, table: Names) -> Table:
-        """Return a table that maps all arrays with a line for each layer of jax."""
+        """Return the same table with a line for each layer of jax, from one that maps all arrays."""
         return lines_of(self._converter(table).pieces, table)
 
     def settle(
@@ -76,9 +76,9 @@ class NamesTrial:
         by_order: Iterable[Sequence[str]] = (),
         used: Collection[str] = (),
     ) -> tuple[Table, set[str]]:
-        """Try other lines where shapes, names and layouts leave several, and keep what brings the models nearer.
+        """Try the other lines that shapes, names and layouts allow, and keep those that bring the models nearest.
 
-        Lines are doubtful if others are no worse, unless a loss uses all their layers and is the same with either.
+        A line is doubtful if another is no worse, unless a loss uses all layers of both and is the same with either.
 
         Args:
             lines: a line for each layer.
@@ -101,7 +101,7 @@ class NamesTrial:
                 continue
             now = self._residuals(lines) if now is None else now
             nearest, doubtful = self._nearest(lines, now, tables, interchangeable)
-            if nearest is not None:  # in its light, what was undecided may be decided
+            if nearest is not None:  # with it, undecided lines may be decided
                 beaten += [lines, *tables]
                 lines, now = nearest
                 doubts, undecided = [doubt, *(one for one, _ in undecided), *doubts], []
@@ -112,7 +112,7 @@ class NamesTrial:
     def _nearest(
         self, lines: Table, now: dict[str, float], tables: Sequence[Table], interchangeable: set[str]
     ) -> tuple[tuple[Table, dict[str, float]] | None, set[str]]:
-        """Return the table that is clearly nearer than all others, if one is, and the lines that are doubtful else."""
+        """Return the table that is clearly the nearest, or None and the lines that are then doubtful."""
         free = [_changed(lines, other) <= interchangeable for other in tables]
         if _are_equal(now) and all(free):
             return None, set()
@@ -156,7 +156,7 @@ class NamesTrial:
         ]
 
     def crossed(self, table: Names) -> tuple[Table, str] | None:
-        """Return the table with two lines exchanged whose first layer or loss that differs is then equal, in words."""
+        """Return the table with the two lines exchanged that make the first differing layer or loss equal, and why."""
         now, lines = self._residuals(table), self.lines(table)
         first = next((name for name, residual in now.items() if residual > EQUAL), None)
         if first is None:

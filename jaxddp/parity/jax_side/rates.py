@@ -1,7 +1,7 @@
 """Comparison of the learning rates of a port's optax chain with torch's, at every step of a schedule.
 
-With its other state held, a right update at step t is lr(t) / lr(s) times that at step s of the run, in which both
-sides are equal. So the updates are compared with these, whatever the chain is made of.
+With its other state held fixed, a right update at step t is lr(t) / lr(s) times that at step s of the run, in which
+both sides are equal. So the updates are compared with these, whatever the chain is made of.
 """
 
 from collections.abc import Mapping
@@ -100,13 +100,13 @@ def looked_at(program: Program, sample: Sample) -> tuple[Sample, Response]:
 
 
 class OptimizerComparison:
-    """Comparison of one optimizer with what torch's rates give.
+    """Compare the updates of one jax optimizer with those that torch's learning rates imply.
 
     Args:
         torch: torch's rates.
         sample: the elements whose updates are compared.
         response: their updates by step.
-        result: where differences are noted.
+        result: gets the differences.
         run: number of steps of the check's run, in which both sides are equal.
     """
 
@@ -150,7 +150,7 @@ class OptimizerComparison:
         return None
 
     def _follows(self, updates: np.ndarray) -> bool:
-        """Take the run's updates (n, elements) as the measure; return whether they follow torch's rates."""
+        """Expect updates in proportion to the run's, (n, elements); return whether these follow torch's rates."""
         groups, tensors = self._sample.groups, self._sample.tensors
         places = {group: int(np.flatnonzero(self._of_run == self._references[group])[0]) for group in self._groups}
         self._expected = np.asarray([updates[places[int(group)], k] for k, group in enumerate(groups)])
@@ -212,7 +212,7 @@ class OptimizerComparison:
             residuals[np.ix_(rows, np.flatnonzero(mine))] = 0.0
 
     def _forgive_rounding(self, steps: np.ndarray, updates: np.ndarray, residuals: np.ndarray) -> None:
-        """Allow for rates that are float32 numbers, as where a port computes its schedule in float32."""
+        """Allow for rates that are float32 numbers, as in a port that computes its schedule in float32."""
         worst = residuals.max(axis=1, initial=0.0)
         for row in np.flatnonzero((worst > ALLOWED) & (worst <= ROUNDED)):
             at = self._difference(int(steps[row]), updates[row], residuals[row])

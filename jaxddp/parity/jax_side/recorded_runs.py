@@ -215,7 +215,7 @@ def starting_weights(case: AnyCase, weights: Arrays) -> list[Arrays]:
 
 
 def _restored(side: JaxSide, state: TrainState, steps: int) -> TrainState:
-    """After `restore_at` steps, save and load the state by the port's `jax_restore`; else return it unchanged."""
+    """Save and load the state by the port's `jax_restore` after `restore_at` steps; otherwise return it unchanged."""
     return side.restore(state) if side.restore is not None and steps == side.restore_at else state
 
 
@@ -252,6 +252,6 @@ def changes(before: TrainState, after: TrainState) -> Tensors:
 
 
 def _size(arrays: Sequence[Any]) -> float:
-    """Return a single number, or the norm of arrays."""
+    """Return the number if there is only one, else the norm of all arrays."""
     only = arrays[0] if len(arrays) == 1 and not np.ndim(arrays[0]) else None
     return float(np.linalg.norm([np.linalg.norm(x) for x in arrays]) if only is None else only)

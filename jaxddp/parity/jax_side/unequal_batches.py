@@ -20,7 +20,7 @@ jax.tree_util.register_dataclass(UnequalBatches, data_fields=["of_shapes"], meta
 
 
 def of_own_batch(loss: LocalLoss) -> LocalLoss:
-    """Return the loss such that each replica computes that of its own batch, if batches differ in shape.
+    """Return a loss with which each replica computes the loss of its batch, even if batches differ in shape.
 
     Args:
         loss: (params, buffers, batch) -> (sums, new buffers).

@@ -25,7 +25,7 @@ from jaxddp.parity.workers import Workers
 
 Places = dict[str, Located]  # stage, and loss or optimizer if there are several -> where it first differs
 MARGIN = 1.01  # growth of a residual that counts as no change
-AHEAD = 1  # further steps than the first that differs in which an edit is tried before it is tried in all
+AHEAD = 1  # steps after the first that differs in which an edit is tried before it is tried in all
 
 
 class Trials:
@@ -73,11 +73,11 @@ class Trials:
         return runs if complete and self._is_better(places(runs.evidence()), difference) else None
 
     def accept(self, runs: Runs) -> None:
-        """Take the runs of an edited port as those that later edits are compared with."""
+        """Compare later edits with these runs of an edited port."""
         self.before = places(runs.evidence())
 
     def _case(self, case: AnyCase, texts: Texts, drawn: bool = True) -> PortCase:
-        """Return the case of the edited files, whose draws are paired as before, or not yet."""
+        """Return the case of the edited files; `drawn`: with draws paired as before."""
         assert isinstance(case, PortCase), "only files are patched"
         source = case.source.source if isinstance(case.source, DrawnSource) else case.source
         assert isinstance(source, PortFile), "only files are patched"
@@ -87,7 +87,7 @@ class Trials:
         return replace(case, source=edited)
 
     def _of(self, difference: Difference) -> Places:
-        """Return the places that are a difference's; of several losses or optimizers, those of its tensor."""
+        """Return the places in which a difference shows; with several losses or optimizers, those of its tensor."""
         return {
             name: located
             for name, located in self.before.items()
@@ -96,7 +96,7 @@ class Trials:
         }
 
     def _is_better(self, after: Places, difference: Difference) -> bool:
-        """Return whether a stage no longer differs, and every other one no earlier and no more than before."""
+        """Return whether a difference is gone, and no other stage differs earlier or more than before."""
         if not after.keys().isdisjoint(self._of(difference)):
             return False
         return all(

@@ -191,7 +191,7 @@ def examples_of(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Served:
-    """Serve the numbers for draws in a batch, in order.
+    """Give a loss the random numbers that its batch contains, one draw after the other.
 
     Args:
         batch: a batch of a `DrawnPort`, of either framework's arrays.

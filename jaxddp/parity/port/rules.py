@@ -10,7 +10,7 @@
         "Dense_0": flattened("fc1", (64, 7, 7)),      # torch flattens (C, H, W), jax (H, W, C)
     }
 
-Rules only permute elements, so gradients, updates and moments convert as the weights do; of a sum see
+Rules only permute elements, so gradients, updates and moments convert like the weights; of a sum see
 `jaxddp.parity.sums`. A name in a rule may contain "{}", too. Imports neither framework.
 """
 

@@ -46,7 +46,7 @@ TORCH_FIXES = {
     "model.no_sync() for the last micro-batch",
     "synchronised_early": "put the forward and backward passes of all micro-batches but the last under "
     "model.no_sync(), and those of the last one outside of it",
-    "sum_not_mean": "divide by the number of ranks, as DistributedDataParallel and dist.ReduceOp.AVG do",
+    "sum_not_mean": "divide by the number of ranks, like DistributedDataParallel and dist.ReduceOp.AVG",
     "averaged_twice": "divide by the number of ranks once; DistributedDataParallel does so by itself",
 }
 EARLY = "gradients of some micro-batches are not averaged: the ranks' gradients differ, and their mean is right"
@@ -189,7 +189,7 @@ def of_samples(examples: tuple[Numbers, Numbers]) -> Ruling:
 
 
 def of_reduction(jax: Sequence[RecordedStep], epsilon: float) -> tuple[float, Ruling]:
-    """Compare JAX's gradients with the mean of its own local gradients, and name the mistake.
+    """Compare JAX's gradients with the mean of JAX's local gradients, and name the mistake.
 
     Returns:
         The largest residual of a mean, and the names.

@@ -196,14 +196,14 @@ class Comparison:
             allowed = causes.REDUCTION_ROUNDING * self._jax_run.epsilon
             if worst > allowed:
                 located = Located(shown[0].number, "", worst, allowed)
-                detail = "jax's gradients are not the mean of its own local gradients"
+                detail = "jax's gradients are not the mean of jax's local gradients"
                 yield from self._explained("gradients", located, ruling, detail)
                 return
         located_there = self._judgement.first.get("gradients")
         if located_there is None or self._alignment is None:
             return
         if (cause := causes.of_torch_reduction(self._torch, self._torch_run.epsilon)) is not None:
-            detail = "torch's gradients are not the mean of its own local gradients"
+            detail = "torch's gradients are not the mean of torch's local gradients"
             yield _difference("gradients", located_there, cause, detail=detail)
             return
         numbers, apart = self._judgement.numbers, self._judgement.apart

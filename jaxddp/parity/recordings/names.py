@@ -28,7 +28,7 @@ MOST_FACTORS = 200  # pairs (height, width) of a flattened image that are tried
 
 @dataclass(frozen=True)
 class Twins:
-    """The pairing.
+    """Pairing of the arrays of a JAX recording with the tensors of a torch recording.
 
     Attributes:
         converter: converts arrays; None: the arrays do not pair off.
@@ -46,7 +46,7 @@ class Twins:
 
 
 def find_twins(torch_run: Recording, jax_run: Recording, names: Names | None = None) -> Twins:
-    """Pair the arrays: by `names`, else by names and shapes, and where these leave several ways by the start's values.
+    """Pair the arrays by `names`, else by names and shapes and, if these leave several ways, by their first values.
 
     Args:
         torch_run, jax_run: recordings.
@@ -85,7 +85,7 @@ def _is_names(node: ast.Assign) -> bool:
 
 
 def _evaluated(node: ast.expr) -> Any:
-    """Evaluate a literal with rules in it; no other call."""
+    """Evaluate a literal that may call rules, and nothing else."""
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
         return {ast.literal_eval(key): _evaluated(value) for key, value in pairs if key is not None}
@@ -148,7 +148,7 @@ class _Models:
 
 
 def _proposed(model: _Models, given: Table, constants: tuple[str, ...]) -> Twins | None:
-    """Return the pairing that names, shapes and order propose, with the doubtful layers as their values say."""
+    """Return the pairing that names, shapes and order propose; values decide between doubtful layers."""
     made = model.converter(given, constants)
     if isinstance(made, Converter):
         return Twins(made, given, left_out=constants)

@@ -100,7 +100,7 @@ class OutsideChanges:
         return assumed[nearest - 1] if distances[nearest] < CLEARLY * distances[0] else self
 
     def _assume(self, placement: Literal["after", "before"]) -> "OutsideChanges":
-        """Return the changes as they are if JAX's parameters change as torch's do.
+        """Return the changes as they are if JAX's parameters change like torch's.
 
         Args:
             placement: "after": before the recorder is given the parameters; "before": after that, so that the next

@@ -85,7 +85,7 @@ def remarks(
 
 
 def are_paired(judgement: RecordedJudgement) -> bool:
-    """Return whether parameters stay near one another over steps that set layers apart, as only right pairs do."""
+    """Return whether parameters stay near one another over steps that set layers apart, like only right pairs."""
     return len(judgement.apart) > 1 and judgement.apart[-1] <= MOST_APART
 
 

@@ -84,7 +84,7 @@ def label_smoothing(call: Call) -> Iterator[Change]:
 
 
 def ignore_index(call: Call) -> Iterator[Change]:
-    """Yield ignored labels that count in the mean, or that are not ignored."""
+    """Yield a mean that counts the ignored labels, and a loss that does not ignore them."""
     if call.name not in ("cross_entropy", "nll_loss") or call.get("target").is_floating_point():
         return
     index = call.get("ignore_index", IGNORE_INDEX)
@@ -153,7 +153,7 @@ def _with_rate(rate: float) -> Answer:
 
 
 def loss_terms(call: Call) -> Iterator[Change]:
-    """Yield one scalar term of a sum of losses times a factor."""
+    """Yield a factor of one scalar term in a sum of losses."""
     if call.name not in ADDITIONS:
         return
     for position, term in enumerate(call.args[:2]):
@@ -163,7 +163,7 @@ def loss_terms(call: Call) -> Iterator[Change]:
 
 
 def tied_weights(calls: Sequence[Call], module: nn.Module) -> Iterator[tuple[Call, Change]]:
-    """Yield a parameter that is used in several places and gets no gradient from one of them."""
+    """Yield uses of a parameter that pass no gradient to it, for a parameter that has several uses."""
     uses: dict[str, list[tuple[Call, int]]] = defaultdict(list)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     for call in calls:
@@ -196,7 +196,12 @@ def batch_norm_sync(call: Call) -> Iterator[Change]:
 
 
 def batch_norm_eval(call: Call, updates: bool) -> Iterator[Change]:
-    """Yield BatchNorm in the other mode; `updates`: JAX changes the running statistics, as in training."""
+    """Yield BatchNorm in the other mode, training or evaluation.
+
+    Args:
+        call: any call.
+        updates: JAX changes the running statistics, as in training.
+    """
 
     def answer(call: Call, proceed: Proceed, value: float) -> Any:
         before = {name: call.get(name).clone() for name in ("running_mean", "running_var")}

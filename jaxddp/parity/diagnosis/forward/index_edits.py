@@ -32,7 +32,7 @@ def edits_of_indices(call: Call) -> Iterator[Change]:
 
 
 def _indices(call: Call) -> Iterator[Change]:
-    """Yield another index in place of an integer, its values as 0, a slice moved by one, neighbours of elements."""
+    """Yield other indices: another integer, values of 0 at it, a slice moved by one, or neighbouring elements."""
     if call.name != "__getitem__":
         return
     source = call.args[0]
@@ -64,7 +64,7 @@ def _parts(call: Call) -> tuple[Any, ...]:
 
 
 def _at(position: int, other: Callable[[Any, int], Any]) -> Answer:
-    """Return the answer that takes other elements along an axis: a function of the index and the size."""
+    """Return an answer that replaces the index of an axis by `other(index, size of the axis)`."""
 
     def answer(call: Call, proceed: Proceed, value: float) -> Any:
         source, indices = call.args[0], [*_parts(call)]
@@ -83,7 +83,7 @@ def _other(other: Any, index: Any, size: int) -> Any:
 
 
 def _ranges(call: Call) -> Iterator[Change]:
-    """Yield counting from another number, as positions from 1 do."""
+    """Yield an `arange` that starts at another number, such as positions from 1."""
     if call.name == "arange" and all(isinstance(x, int) for x in call.args):
         first = call.args[0] if len(call.args) > 1 else 0
         for by in (1, -1):
@@ -92,14 +92,14 @@ def _ranges(call: Call) -> Iterator[Change]:
 
 
 def _rows(call: Call) -> Iterator[Change]:
-    """Yield other rows of a table than those of its indices."""
+    """Yield lookups in a table, such as an embedding, that take other rows than those of the indices."""
     if (place := TABLES.get(call.name)) is not None and len(call.args) > place:
         for which, other in ROWS.items():
             yield Change("other_index", f"{call.name} takes {which}", with_argument(place, other), tier=3)
 
 
 def shifts(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str]) -> Iterator[CallEdit]:
-    """Yield another distance of two slices of a tensor, such as inputs and targets a step ahead.
+    """Yield another offset between two slices of a tensor, such as inputs and targets one step ahead.
 
     Args:
         calls: all calls of the loss, in order.

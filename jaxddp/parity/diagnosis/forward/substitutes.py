@@ -58,7 +58,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _functions(call: Call, one: Call, name: str) -> Iterator[Change]:
-    """Yield another function of the same kind, of an earlier result."""
+    """Yield other functions of the same family, applied to an earlier result."""
     if one.result.shape == call.result.shape and all(x is not one.result for x in call.args):
         for family in families_of(call):
             for title, function in family:
@@ -67,7 +67,7 @@ def _functions(call: Call, one: Call, name: str) -> Iterator[Change]:
 
 
 def _reductions(call: Call, one: Call, name: str) -> Iterator[Change]:
-    """Yield a reduction of an earlier result along an axis or all, as of all elements in place of those in a mask."""
+    """Yield reductions of an earlier result along one axis or all, such as a mean that ignores the mask."""
     shape = tuple(one.result.shape)
     for axes in [(axis,) for axis in range(len(shape))] + [tuple(range(len(shape)))] * (len(shape) > 1):
         kept = tuple(size for axis, size in enumerate(shape) if axis not in axes)
@@ -91,7 +91,7 @@ def _change(what: str, call: Call, one: Call, function: Callable[[Tensor], Tenso
 
 
 def _divisors(call: Call, before: Sequence[Call], names: Mapping[int, str]) -> Iterator[Change]:
-    """Yield a size as the divisor, in place of a tensor such as a count of valid elements."""
+    """Yield divisions by the size of an axis in place of a tensor, such as the number of valid elements."""
     if call.name in ("div", "div_", "true_divide") and isinstance(divisor := call.args[1], Tensor):
         sizes = {size for one in (*before, call) for size in one.result.shape if size > 1}
         for size in sorted(sizes):
@@ -101,7 +101,7 @@ def _divisors(call: Call, before: Sequence[Call], names: Mapping[int, str]) -> I
 
 
 def _operands(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
-    """Yield the mean of an operand along an axis, and powers of one that is not a call's first."""
+    """Yield the mean of an operand along an axis, and powers of any operand but the first."""
     given: list[tuple[int | str, Any]] = [*enumerate(call.args), *call.kwargs.items()]
     for key, x in given:
         if not _is_float(x):
@@ -128,7 +128,7 @@ def _scaled_result(call: Call, proceed: Proceed, value: float) -> Any:
 
 
 def shared_factors(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str]) -> Iterator[CallEdit]:
-    """Yield a tensor times a number in two of the calls that take it, or where it is made."""
+    """Yield a factor of a tensor in two of the calls that take it, or in the call that computes it."""
     makers = {id(call.result): call for call in calls if _is_float(call.result)}
     every = Counter(id(x) for call in calls for x in call.args)
     uses: dict[int, list[tuple[Call, int]]] = defaultdict(list)

@@ -1,6 +1,6 @@
 """Mistakes in the warm-up of a learning rate: its start, its end, or its absence.
 
-The reference's rates r_0, r_1, ... rise in a line up to r_w. With p = r_w, a port's warm-up of m steps from b is
+The reference's rates r_0, r_1, ... rise linearly up to r_w. With p = r_w, a port's warm-up of m steps from b is
 
     rate_t = b + (p - b) t / m  for t < m;  r_max(t - s, w)  from there on, s = 0 or s = m - w
 
@@ -26,7 +26,7 @@ FEWEST = 3  # steps that show that rates are a line
 
 
 def warmup_edits(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
-    """Yield a warm-up from another rate, of a step more or less, and none; nothing if the reference has none."""
+    """Yield edits of the reference's warm-up, if it has one: another start, another length, and no warm-up."""
     column = column_of(program)
     end = _end(column)
     if end == len(column) - 1 > 0:
@@ -46,7 +46,7 @@ def warmup_edits(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
 
 
 def _end(rates: np.ndarray) -> int:
-    """Return the step at which a line up ends; 0: the rates do not start with one.
+    """Return the step at which a linear rise of the rates ends; 0: they do not start with one.
 
     >>> _end(np.array([0.1, 0.2, 0.3, 0.2])), _end(np.array([0.1, 0.2, 0.4, 0.4])), _end(np.array([0.3, 0.2]))
     (2, 0, 0)
@@ -64,7 +64,7 @@ def _from_another_rate(column: np.ndarray, end: int, later: int, shift: int) -> 
     rest = np.clip(after - shift, end, len(column) - 1)
 
     def start(values: Values) -> float:
-        """Return 0 for a fitted start that is a float32's rounding of the other rates away from 0."""
+        """Return the fitted start, or 0 if it is within the float32 rounding of the other rates."""
         return values[0] if values[0] > STRAIGHT * peak else 0.0
 
     def change(program: OptimizerProgram, values: Values) -> OptimizerProgram:
@@ -87,10 +87,11 @@ def _from_another_rate(column: np.ndarray, end: int, later: int, shift: int) -> 
 
 
 def _of_other_lengths(column: np.ndarray, end: int, steps: int) -> Iterator[OptimizerEdit]:
-    """Yield a warm-up of several steps more or less; the rest is later by as many, or ends where the reference's ends.
+    """Yield warm-ups of other lengths; the rest of the schedule moves with their end, or ends at the same step.
 
-    A warm-up of n steps from b is b + (p - b) t / n, or p (t + 1) / n if the reference's is; nothing is yielded for
-    rates that rise along no curve. A line of one step more or less: see `_from_another_rate`.
+    A warm-up of n steps from b is b + (p - b) t / n, or p (t + 1) / n if the reference's has this form. Nothing is
+    yielded for rates that rise along no known curve. `_from_another_rate` yields lines that are one step longer or
+    shorter.
     """
     peak, first, top, last = column[end], column[0], last_peak(column), int(np.argmin(column[end:])) + end
     ahead = int(np.isclose(first * (end + 1), peak, rtol=STRAIGHT, atol=0))
@@ -118,12 +119,12 @@ def _of_other_lengths(column: np.ndarray, end: int, steps: int) -> Iterator[Opti
 
 
 def _with_rates(column: np.ndarray, end: int, rates: np.ndarray) -> Callable[[OptimizerProgram], OptimizerProgram]:
-    """Return a change to these rates, which other groups have in proportion."""
+    """Return a function that gives a program these rates; other groups get them in proportion."""
     return lambda program: replace(program, rates=rates[:, None] * (program.rates[end] / column[end]))
 
 
 def _of_unknown_length(column: np.ndarray) -> OptimizerEdit:
-    """Return another line, for a warm-up that continues beyond the known rates."""
+    """Return an edit to another line, for a warm-up that is longer than the known rates."""
     first, rise = column[0], column[1] - column[0]
 
     def change(program: OptimizerProgram, values: Values) -> OptimizerProgram:
