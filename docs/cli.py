@@ -14,9 +14,10 @@ from jaxddp.files import write_atomically
 PAGE = Path(__file__).with_name("cli.md")
 HEAD = """# Command line
 
-What `--help-all` prints, for each command. `--help` shows the flags that most people use. A flag that another trainer has
-under another name leads to ours: see [flags of other trainers](train.md#flags-of-other-trainers). Each command ends with
-exit code 2 and one line on stderr if a flag, a file or a value is wrong, and `--traceback` shows where that was found.
+What `--help-all` prints, for each command. `--help` shows the flags that most people use. A flag that another trainer
+has under another name leads to ours: see [flags of other trainers](train.md#flags-of-other-trainers). Each command
+ends with exit code 2 and one line on stderr if a flag, a file or a value is wrong, and `--traceback` shows where that
+was found.
 
 """
 

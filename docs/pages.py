@@ -43,6 +43,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return f'{markdown}\n\n<p class="source">Source: <a href="{up}{source}">{source}</a></p>\n'
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Take the script with which search works from the disk from the site, and not from another server."""
+    here = "../" * page.file.dest_uri.count("/")
+    return re.sub(r"https://[\w./]*iframe-worker/shim", f"{here}javascripts/iframe-worker.js", output)
+
+
 def with_site_links(text: str) -> str:
     """Return a text of the repository's root with links as the site has them."""
     for name, page in TEXTS.items():

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs
+# mypy: allow-untyped-defs, disable-error-code="var-annotated"
 """The PyTorch script of docs/check_your_port.md.
 
 torchrun --nproc-per-node 2 tutorial_torch.py
@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 tutorial_torch.py
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # else a process with gloo may abort as it exits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -40,8 +41,8 @@ def main():
             optimizer.step()
             scheduler.step()
         print(f"epoch {epoch + 1}: loss {loss.item():.3f}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # after the DDP model is gone, which else waits for the group's thread

@@ -186,7 +186,7 @@ def test_a_batch_that_cannot_be_made_twice_is_told_at_once(
     ],
 )
 def test_weights_of_another_shape_than_the_losses_are_told(side: Side, change: Change, failing: Checked) -> None:
-    message = f"{PREFIX[side]}_loss: returns losses (12,) and weights (12, 4); must have one weight for each loss"
+    message = f"{side}_loss: returns losses (12,) and weights (12, 4); must have one weight for each loss"
     report = failing(change)
     assert any(problem.side == side and message in problem.message for problem in report.problems)
 

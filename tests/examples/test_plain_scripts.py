@@ -19,6 +19,7 @@ from examples.arrays import Arrays, furthest
 from examples.ddp_script import plain_jax, plain_torch
 from jaxddp import DistributedDataParallel, Replicas, cross_entropy, optim, prepare
 from jaxddp.data.torch_rng import Generator
+from jaxddp.distributed.ports import free_port
 from jaxddp.errors import DriftError
 
 ROOT = Path(__file__).parents[2]
@@ -31,11 +32,10 @@ MOST_LINES = 69
 
 def in_two_processes(script: str, folder: Path) -> str:
     """Run a script under torchrun in a folder; return what it prints."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, "-m", f"examples.ddp_script.{script}"], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    command = [*torchrun, "-m", f"examples.ddp_script.{script}"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

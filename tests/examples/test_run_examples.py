@@ -125,7 +125,9 @@ def test_an_example_is_one_short_file(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "mine"])  # whose commands the README shows
 def test_the_commands_of_an_example_have_flags_that_exist(name: str) -> None:
     text = (ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text())) or "").replace("\\\n", " ")
-    commands = [shlex.split(line, comments=True)[2:] for line in text.splitlines() if line.startswith("    python -m")]
+    lines = [shlex.split(line, comments=True) for line in text.splitlines() if line.startswith("    ")]
+    commands = [words[2:] for words in lines if words[:2] == ["python", "-m"]]
+    commands += [["jaxddp.train", *words[2:]] for words in lines if words[:2] == ["jaxddp", "train"]]
     assert {module for module, *_ in commands} >= TRAINERS.keys()
     for module, file, *flags in commands:
         for trainer, config in TRAINERS.items():  # torchrun takes the flags of jaxddp.train

@@ -42,7 +42,7 @@ QUOTED = {
     "the model pools with lax.reduce_window, which is slow on CPU": "jaxddp/step/loops.py",
     "the model computes convolutions in a loop, which is slow on CPU": "jaxddp/step/loops.py",
     "jax does not use ": "jaxddp/doctor.py",
-    "--platform gpu: jax finds no GPU here; install jax[cuda12], or use --platform cpu": "jaxddp/distributed/devices.py",
+    "--platform gpu: jax finds no GPU here; install jax[cuda12]": "jaxddp/distributed/devices.py",
 }
 
 

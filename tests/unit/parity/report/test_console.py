@@ -51,7 +51,7 @@ def test_text_is_short_and_printable(report):
         (NUMERIC, ["different in rounding: ", "gradients            3e-6      2     3e-7  rounds differently"]),
         (
             INCOMPLETE,
-            ["incomplete: Not everything could be compared. ", "problem: jax: step 3", "problem: port: flax_"],
+            ["incomplete: Not everything could be compared. ", "problem: jax: step 3", "problem: port: jax_"],
         ),
     ],
     ids=lambda value: value[0][:30] if isinstance(value, list) else "",
