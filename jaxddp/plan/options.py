@@ -132,6 +132,7 @@ def parse(argv: Sequence[str], prog: str) -> tuple[PlanTrainerOptions, Program]:
         SystemExit: with code 0, after --help.
     """
     program, flags = cli.program_of_flags(argv)
+    default_config(program, TrainerConfig)  # checks the values that the file sets
     kind = config_class(program, PlanTrainerOptions)
     names = {field.name for field in dataclasses.fields(kind)}
     default = kind(**{name: value for name, value in program.defaults.items() if name in names})

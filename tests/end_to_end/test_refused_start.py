@@ -17,6 +17,6 @@ def test_a_tracker_that_is_not_installed_leaves_no_folder(
 ) -> None:
     monkeypatch.setitem(sys.modules, service, None)
     main, config = TRAINERS[trainer]
-    with pytest.raises(InputError, match=f"^--track {service}: is not installed"):
+    with pytest.raises(InputError, match=f"^--track {service}: {service} is not installed"):
         main(dataclasses.replace(config, output=str(tmp_path / "runs" / "a"), track=(service,)))
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("target", "extras", "last"),
     [
-        ("train", "", "jaxddp.train"),
+        ("train", "", "bin/jaxddp train"),
         ("test", "test", "--ignore tests/end_to_end --ignore tests/equivalence/test_matrix.py"),
         ("lint", "dev", "mypy"),
         ("mutants", "test", "benchmarks.scoreboard --parts exam"),

@@ -85,7 +85,7 @@ def test_a_library_that_is_missing_or_fails_is_told_in_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match=rf"^--track {name}: is not installed; pip install 'jaxddp\[{name}\]'$"):
+    with pytest.raises(InputError, match=rf'^--track {name}: {name} is not installed: pip install "{name}(-skinny)?"$'):
         log(tmp_path / "run", name)
 
     def refuse(*_: Any, **__: Any) -> None:
