@@ -62,7 +62,7 @@ endif
 test-all: .venv/installed-test .venv/cuda-plugin
 	$(call side_by_side,-m "not gpu")
 
-# A quarter of what `make test` leaves to `make test-all`; four commits in a row run all of it.
+# A quarter of what `make test` leaves to `make test-all`, by `large`, `one_in` and tests/rotation.txt; four commits in a row run all of it.
 QUARTER ?= $(shell echo $$(($$(git rev-list --count --first-parent HEAD) % 4)))
 test-quarter: .venv/installed-test .venv/cuda-plugin
 	$(call side_by_side,-m large --quarter $(QUARTER))

@@ -66,7 +66,8 @@ def tracked(folder: Path) -> None:
 
 def environment(folder: Path, pip_cache: bool) -> dict[str, str]:
     """Return variables with an empty home, and with the new virtual environment first on the path."""
-    given = {name: os.environ[name] for name in ("LANG", "PIP_INDEX_URL", "PIP_CONFIG_FILE") if name in os.environ}
+    of_network = ("PIP_", "SSL_", "http", "HTTP", "no_proxy", "NO_PROXY", "LANG")
+    given = {name: value for name, value in os.environ.items() if name.startswith(of_network)}
     if pip_cache:
         command = [sys.executable, "-m", "pip", "cache", "dir"]
         given["PIP_CACHE_DIR"] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -78,7 +78,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as large the cases that `one_in` leaves out; with `--quarter`, keep one quarter of the tests."""
+    """Mark as large what `one_in` and rotation.txt leave out; with `--quarter`, keep one quarter of the tests."""
+    listed = {*Path(__file__).with_name("rotation.txt").read_text().split()}
     seen: Counter[tuple[Path, str]] = Counter()
     for item in items:
         if item.get_closest_marker("large"):
@@ -88,6 +89,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if (seen[test] - mark.kwargs.get("first", 0)) % mark.args[0]:
                 item.add_marker(pytest.mark.large)
             seen[test] += 1
+        if item.nodeid.partition("[")[0] in listed:
+            item.add_marker(pytest.mark.large)
     quarter = config.getoption("--quarter")
     if quarter is not None:
         other = [item for item in items if zlib.crc32(item.nodeid.encode()) % 4 != quarter]

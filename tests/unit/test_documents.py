@@ -44,6 +44,13 @@ def test_every_file_that_a_text_names_exists(name: str) -> None:
     assert missing((ROOT / name).read_text(), (ROOT / name).parent) == []
 
 
+def test_every_test_of_the_rotation_exists() -> None:
+    listed = [name.split("::") for name in (ROOT / "tests" / "rotation.txt").read_text().split()]
+    assert listed == sorted(listed)
+    for path, name in listed:
+        assert f"\ndef {name}(" in (ROOT / path).read_text(), f"{path}::{name}: run python -m tests.support.rotation"
+
+
 def test_a_missing_file_is_noticed() -> None:
     assert missing("`jaxddp/nn/` `jaxddp/nn/amp.py` [a](README.md) [b](docs/b.md#c)", ROOT) == [
         "jaxddp/nn/amp.py",
