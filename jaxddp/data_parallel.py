@@ -111,13 +111,12 @@ class DistributedDataParallel(Results):
         self.replica_step: Any = replica_step
         if replica_step is None:
             assert optimizer is not None, "only a replica_step has its own"
-            group_options: dict[str, Any] = {}
+            given: dict[str, Any] = {**options}
             if isinstance(optimizer, Grouped):
-                optimizer, group_options = optimizer.for_step(self.functional.params, options.get("frozen", ()))
+                optimizer, of_groups = optimizer.for_step(self.functional.params, options.get("frozen", ()))
+                given |= of_groups
             seen = seeing(self.functional.param_tree, optimizer)
-            self.replica_step = ReplicaStep(
-                self._training_forward(self.functional), seen, **{**options, **group_options}
-            )
+            self.replica_step = ReplicaStep(self._training_forward(self.functional), seen, **given)
         if dtype is not None and jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
             raise InputError(f"dtype {dtype}: needs jax's 64-bit mode; set jax_enable_x64")
         self._dtype = dtype
