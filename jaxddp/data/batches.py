@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,9 @@ def _with_tuples(batch: Any) -> Any:
 def of_batches(loss: Callable[..., Any]) -> Callable[..., Any]:
     """Adapt a loss whose last argument is a batch of the port to take a flat batch; return one that does as it is.
 
+    Raises:
+        TypeError: when it is called, if the loss does not take the batch as one argument.
+
     >>> first = of_batches(lambda batch: batch[0])
     >>> first({"(0)": 1, "(1)": 2}), of_batches(first) is first
     (1, True)
@@ -127,8 +131,15 @@ def of_batches(loss: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(loss)
     def of_arrays(*arguments: Any, **named: Any) -> Any:
-        return loss(*arguments[:-1], from_arrays(arguments[-1]), **named)
+        given = (*arguments[:-1], from_arrays(arguments[-1]))
+        try:
+            takes.bind(*given, **named)
+        except TypeError as error:
+            called = f"{getattr(loss, '__name__', 'the function')}{takes}"
+            raise TypeError(f"{called}: {error}; the batch is one argument, the last") from None
+        return loss(*given, **named)
 
+    takes = signature(loss)
     setattr(of_arrays, TAKES_ARRAYS, True)  # functions that wrap it further have it too
     return of_arrays
 

@@ -83,6 +83,8 @@ JAX, NAMES, FILE, TORCH = "jax_model or step 1", "names", "file", "torch rank 0,
 SHOWS_OTHERS = step(("{name: every[name] for name in SHOWS}", '{"grads": 0}'))
 LOSES_FC2 = step(("optax.apply_updates(state.params, updates)", '{"fc1": updates["fc1"]}'))
 WIDER = [("nnx.Linear(3, 5", "nnx.Linear(3, 6"), ("nnx.Linear(5, 4", "nnx.Linear(6, 4")]
+ENTRIES: Change = ("def jax_loss(model, batch)", "def jax_loss(model, x, y)")
+NEEDS_Y = "jax_loss(model, x, y): missing a required argument: 'y'; the batch is one argument, the last"
 IMPORT: Change = ("import os, time\n", "import os, tim\n")
 ON_A_GPU: Change = ("return TorchNet()", 'return TorchNet().to("cuda:99")')
 COMPLEX: Change = ("return TorchNet()", "return TorchNet().to(torch.complex128)")
@@ -94,6 +96,7 @@ UNUSABLE = {
     "shown": ([], SHOWS_OTHERS, JAX, "jax_step: shows grads; known are"),
     "params": ([], LOSES_FC2, JAX, "must return all params of the state: missing fc2.bias; missing fc2.kernel"),
     "shapes": (WIDER, "", NAMES, "jax's fc1.kernel (3, 6) cannot be torch's fc1.weight (5, 3);"),
+    "entries": ([ENTRIES], "", JAX, NEEDS_Y),
     "names": (RENAMED, "", NAMES, "jax's inner.kernel (3, 5) has no twin in torch"),
     "import": ([IMPORT], "", FILE, "HERE: ModuleNotFoundError: No module named 'tim'"),
     "GPU": ([ON_A_GPU], "", TORCH, "HERE: "),  # builds of torch use other words

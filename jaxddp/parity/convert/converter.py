@@ -38,8 +38,9 @@ class NamesError(InputError):
         self.unpaired = Unpaired(
             list(match.unmapped), list(match.lacking), models.shapes, models.tensors, models.modules
         )
-        lines = ([*match.unmapped.values()], [*match.lacking.values()])
-        self.says = f"names: {'; '.join(listed(problems) for problems in lines if problems)}"
+        unmapped = [*match.unmapped.values()]
+        lacking = [says for name, says in match.lacking.items() if not any(f"torch's {name} " in x for x in unmapped)]
+        self.says = f"names: {'; '.join(listed(problems) for problems in (unmapped, lacking) if problems)}"
         table = self.propose().certain(names)
         super().__init__(f"{self.says}; perhaps names = {table}" if table != names else self.says)
 

@@ -96,14 +96,14 @@ def _narrowed(lines: Table, unpaired: Unpaired) -> Table:
 
 
 def _without_counterpart(pairs: Pairs) -> str:
-    if not pairs.jax or not pairs.torch:
+    if not pairs.jax or not pairs.torch or len(pairs.jax) == len(pairs.torch) == 1:
         return ""
     sides = ("jax", pairs.jax), ("torch", pairs.torch)
     named = ((side, [layer or "(model)" for layer in layers]) for side, layers in sides)
     left = " and ".join(f"{side}'s {listed(layers, joint=', ')}" for side, layers in named)
     return (
         f"no table is proposed for {left}: they differ in size or number, and parts of fused layers are found only "
-        "where one layer holds two or three equal ones of one module, used in the same order on both sides"
+        "if one layer holds two or three equal ones of one module, used in the same order on both sides"
     )
 
 

@@ -32,7 +32,7 @@ def sentences(findings: Findings) -> Iterator[str]:
     """Yield what the verdict covers in addition to the run's steps, and what it does not, each in a sentence."""
     for name, aspect in aspects(findings):
         intended = f" (intended: {findings.intended[name]})" if name in findings.intended else ""
-        yield from (f"{says}{intended}" for says in aspect.says[:1])
+        yield from (f"{says}{intended}" for says in aspect.says[:1] if says not in findings.idle)
     compared = [trial for trial in findings.trials if not trial.left_out]
     differing = {trial.what for beyond in findings.beyond for trial in (beyond.trial, *beyond.others)}
     if equal := [trial for trial in compared if trial.what not in differing]:

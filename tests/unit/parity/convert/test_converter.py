@@ -14,6 +14,7 @@ from torch import nn
 from jaxddp.errors import InputError
 from jaxddp.nn.functional import Functional
 from jaxddp.parity.convert import Converter
+from jaxddp.parity.convert.converter import NamesError
 
 TOLERANCE = 1e-12  # float64, outputs of size 1 to 22; measured: at most 1.1e-14
 RNGS = nnx.Rngs(0)
@@ -190,15 +191,20 @@ def test_linen_models_convert_with_the_table_that_the_error_proposes() -> None:
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        ({"kernel": (4, 2), "bias": (2,)}, r"jax's kernel \(4, 2\) cannot be torch's weight \(3, 2\)"),
+        (
+            {"kernel": (4, 2), "bias": (2,)},
+            r"names: jax's kernel \(4, 2\) cannot be torch's weight \(3, 2\); jax's bias \(2,\) cannot be torch's bias "
+            r"\(3,\)$",
+        ),
         ({"kernel": (2, 3)}, r"torch's bias \(3,\) has no twin in jax"),
         ({"kernel": (2, 3), "bias": (4,)}, r"jax's bias \(4,\) cannot be torch's bias \(3,\)"),
         ({"kernel": (2, 3), "bias": (3,), "scale": (3,)}, r"jax's scale \(3,\) has no twin in torch"),
     ],
 )
 def test_arrays_that_do_not_map_are_listed(shapes: dict[str, tuple[int, ...]], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as caught:
         Converter(nn.Linear(2, 3), shapes)
+    assert isinstance(caught.value, NamesError) and "no table" not in caught.value.propose().why  # one layer meets one
 
 
 def test_a_wrong_layout_fails_the_check() -> None:

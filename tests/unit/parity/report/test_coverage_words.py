@@ -65,6 +65,12 @@ def test_an_initialisation_that_differs_is_a_row_and_in_the_sentence_with_the_re
     assert "(intended: as in the paper)" in " ".join(str(intended).split())
 
 
+def test_a_sentence_on_an_aspect_that_is_also_a_remark_is_printed_once() -> None:
+    says = "The types of torch's moments were not compared: ValueError."
+    report = replace(EQUAL, aspects={"types": Aspect("equal", (says,))}, idle=(says,))
+    assert " ".join(str(report).split()).count(says) == 1
+
+
 def test_at_most_ten_operations_without_effect_are_printed_and_all_are_in_the_page() -> None:
     idle = tuple(WithoutEffect("jax", f"clip {k}", "never clips", Quote("port.py", k)) for k in range(1, 13))
     report = replace(EQUAL, without_effect=idle)
