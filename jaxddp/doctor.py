@@ -142,7 +142,7 @@ def _cache() -> Finding:
     folder = keep_programs() or jax.config.values["jax_compilation_cache_dir"]
     if folder is None:
         where = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        return Finding("cache", f"{where}/jaxddp cannot be written: every run compiles its programs anew", wrong=True)
+        return Finding("cache", f"{where}/jaxddp cannot be written: every run compiles its programs again", wrong=True)
     kept = sum(path.stat().st_size for path in Path(folder).glob("*") if path.is_file())
     return Finding("cache", f"{folder}, {kept / 2**20:.0f} MiB of compiled programs")
 

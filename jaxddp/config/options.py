@@ -18,8 +18,8 @@ class Data:
     dataset: Literal["digits", "linear", "names", "npz"] = "digits"
     """Handwritten digits, a synthetic linear problem, first names, or your arrays."""
     data_path: str | None = None
-    """names: text file with one name per line. npz: file with x_train, y_train, x_test, y_test. None: names has a list
-    of its own."""
+    """names: text file with one name per line. npz: file with x_train, y_train, x_test, y_test. None: names brings
+    its list."""
     num_examples: int = 1000
     """linear: number of training examples."""
     num_features: int = 10

@@ -1,6 +1,7 @@
-"""The worst habits of the project's English do not come back: patterns that no document and no docstring has."""
+"""The worst habits of the project's English do not come back: patterns that no document, docstring or message has."""
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,14 @@ def docstrings(path: Path) -> Iterator[str]:
             yield ast.get_docstring(node) or ""
 
 
+def messages(path: Path) -> Iterator[str]:
+    """Yield the texts in the code of a module that are no docstrings: messages, help, sentences of reports."""
+    tree = ast.parse(path.read_text())
+    strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    described = {*docstrings(path)}
+    yield from (text for text in strings if " " in text.strip() and inspect.cleandoc(text) not in described)
+
+
 def habits(text: str) -> list[str]:
     """Return the phrases of a text that should be written otherwise."""
     return [
@@ -58,8 +67,9 @@ def test_a_page_is_in_idiomatic_english(page: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["jaxddp", "torch_ref"])
-def test_docstrings_are_in_idiomatic_english(package: str) -> None:
-    found = {path: habits(prose("\n".join(docstrings(path)))) for path in sorted((ROOT / package).rglob("*.py"))}
+def test_docstrings_and_messages_are_in_idiomatic_english(package: str) -> None:
+    texts = {path: [*docstrings(path), *messages(path)] for path in sorted((ROOT / package).rglob("*.py"))}
+    found = {path: habits(prose("\n".join(of_file))) for path, of_file in texts.items()}
     assert {path.relative_to(ROOT).as_posix(): phrases for path, phrases in found.items() if phrases} == {}
 
 

@@ -67,17 +67,17 @@ def remarks(
         if not all(step["projections"] for run in (torch_run, jax_run) for step in run.steps.values()):
             yield "No projections of whole tensors are compared: a recording has none, as those of earlier versions."
         elif lacking:
-            yield f"Of {listed(lacking)}, fused, stacked or reshaped in jax, no projections of the whole are compared."
+            yield f"No projections of {listed(lacking)} are compared: jax fuses, stacks or reshapes them."
     for stage, tips in judgement.tips.items():
         worst = max(tip.residual for tip in tips)
         steps = f"step {tips[0].step} differs" if len(tips) == 1 else f"{len(tips)} steps differ"
         yield (
-            f"Of the {STAGE_NAMES[stage]}, {steps} by at most {worst:.1g}, in some gradients that pass through a ReLU, "
+            f"In the {STAGE_NAMES[stage]}, {steps} by at most {worst:.1g}, in some gradients that pass through a ReLU, "
             "a maximum or another kink, and in no others: rounding that tips a value over it has this effect."
         )
     for stage, located in judgement.tipped.items():
         yield (
-            f"Of the {STAGE_NAMES[stage]}, step {located.step} differs by {located.residual:.1g} and most others are "
+            f"In the {STAGE_NAMES[stage]}, step {located.step} differs by {located.residual:.1g} and most others are "
             "equal: so does rounding that tips a ReLU or the maximum of a pool over."
         )
     if clipping is not None and clipping.max_norm is not None:

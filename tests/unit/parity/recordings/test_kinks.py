@@ -134,7 +134,7 @@ def test_a_tipped_unit_is_no_difference_in_one_step_or_in_all(
     assert report.verdict == "equal", str(report)
     worst = max(value for value in report.stages["gradients"].residuals if value == value)
     assert (worst > 1e-3) == bool(tips)  # measured: 3e-3 and 1e-2; 1e-7 without a tip, which is allowed 6e-5
-    assert (f"Of the gradients, {says} by at most" in " ".join(str(report).split())) == bool(tips)
+    assert (f"In the gradients, {says} by at most" in " ".join(str(report).split())) == bool(tips)
 
 
 FAULTS: dict[str, dict[str, Any]] = {
