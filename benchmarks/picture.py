@@ -31,6 +31,17 @@ PEERS = {
     "pmap": ("pmap by hand", "#0072B2", "o"),
     "shard_map": ("jit + shard_map by hand", "#009E73", "^"),
 }
+# Workloads by the names that the documents use.
+LABELS = {
+    "mlp": "the default job",
+    "wide_mlp": "MLP 784-512-512-10",
+    "two_convs": "two convolutions, pooling",
+    "residual": "residual convnet, 32x32",
+    "decoder": "decoder, 4 layers of 256",
+    "decoder_dropout": "the same with dropout",
+    "llama": "fine-tuning of a small Llama",
+}
+TIMES = (1, 2, 5, 10, 20, 50, 100)
 GROWTH = {"parameters": ("#0072B2", "o"), "leaves": ("#D55E00", "s"), "replicas": ("#009E73", "^")}
 
 
@@ -75,7 +86,7 @@ def _relative(axes: "Axes", record: Record) -> None:
     ticks = (0.5, 1, 2, 4, 8)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_yticks(range(len(races)), [race["workload"] for race in races])
+    axes.set_yticks(range(len(races)), [LABELS.get(race["workload"], race["workload"]) for race in races])
     axes.set_title("time of a step over jaxddp's, 2 replicas; right of 1, jaxddp is faster", loc="left", fontsize=10)
     axes.legend(frameon=False, labelcolor=INK, fontsize=9)
 
@@ -86,8 +97,11 @@ def _growth(axes: "Axes", growth: Record) -> None:
             axes.plot(*zip(*rows, strict=True), color=color, marker=marker, markersize=4, label=f"more {kind}")
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("times the smallest", color=INK)
-    axes.set_title("time of a step, times that of the smallest", loc="left", fontsize=10)
+    axes.set_xticks(TIMES, [f"x{times}" for times in TIMES])
+    axes.set_yticks(TIMES, [f"x{times}" for times in TIMES])
+    axes.minorticks_off()
+    axes.set_xlabel("growth of the model or of the number of replicas", color=INK)
+    axes.set_title("growth of a step's time", loc="left", fontsize=10)
     axes.legend(frameon=False, labelcolor=INK, fontsize=9)
 
 

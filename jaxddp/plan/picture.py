@@ -52,17 +52,19 @@ def _efficiency(axes: "Axes", report: PlanReport) -> None:
 
 
 def _streams(axes: "Axes", report: PlanReport) -> None:
-    """Draw the step on its two streams: kernels, and the messages that overlap with them or hold them up."""
+    """Draw the end of the step on its two streams: kernels, and the messages that overlap with them or hold them up."""
     timeline = report.after.timeline
     waits = [(1e3 * (one.end - one.exposed), 1e3 * one.exposed) for one in timeline.sent if one.exposed]
-    axes.broken_barh([(0, 1e3 * timeline.seconds)], (1.1, 0.8), color=QUIET)
-    axes.broken_barh(waits, (1.1, 0.8), color=BEFORE)
     bars = [(1e3 * one.begin, 1e3 * one.seconds) for one in timeline.sent]
+    end = 1e3 * timeline.seconds
+    axes.broken_barh([(0, end)], (1.1, 0.8), color=QUIET)
+    axes.broken_barh(waits, (1.1, 0.8), facecolor="white", edgecolor=BEFORE, hatch="////")
     axes.broken_barh(bars, (0.1, 0.8), color=AFTER, edgecolor="white", linewidth=0.2)
-    axes.set_yticks([0.5, 1.5], ["messages", "kernels"])
+    begin = max(0, min((start for start, _ in bars), default=0) - 0.02 * end)  # before it there are kernels only
+    axes.set_xlim(begin, end + 0.05 * (end - begin))
+    axes.set_yticks([0.5, 1.5], ["messages", "kernels\n(hatched:\nthey wait)" if waits else "kernels"])
     axes.set_ylim(0, 2)
     axes.set_xlabel("ms from the start of the step", color=INK)
+    part = "end of a step" if begin else "one step"
     share = f"{timeline.covered_share:.1%} of the bytes covered"
-    axes.set_title(
-        f"one step on {report.after.count:,} GPUs: {share}; waits are red", loc="left", fontsize=10, color=INK
-    )
+    axes.set_title(f"{part} on {report.after.count:,} GPUs: {share}", loc="left", fontsize=10, color=INK)
