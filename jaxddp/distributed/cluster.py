@@ -19,6 +19,8 @@ from jaxddp.errors import InputError
 
 PORTS = 2  # of each run: jax's coordinator, and jaxddp.distributed.peers on the port after it
 _FIRST_PORT, _LAST_PORT = 61440, 65534  # range of the ports that follow from the number of a job, as in jax
+# From here on Linux gives ports to whoever asks for any, as `torchrun --standalone` does; the next one may be in use.
+_FIRST_EPHEMERAL = 32768
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,9 @@ def _torchrun(environment: Environment, coordinator: str | None) -> Cluster | No
     if values is None:
         return None
     host, port, size, rank, local = values
-    # torchrun itself listens on MASTER_PORT.
-    address = coordinator or f"{host}:{number('MASTER_PORT', port) + 1}"
+    master = number("MASTER_PORT", port)  # on which torchrun itself listens
+    own = master + 1 if master < _FIRST_EPHEMERAL else _port_of(master)
+    address = coordinator or f"{host}:{own}"
     alone = environment.get("LOCAL_WORLD_SIZE") == "1"
     local_id = None if alone else number("LOCAL_RANK", local)
     return Cluster(address, number("WORLD_SIZE", size), number("RANK", rank), local_id, "torchrun")

@@ -35,6 +35,7 @@ JOB_SET = {"JAX_COORDINATOR_ADDRESS": "run-0-0.run:1234", "JAX_NUM_PROCESSES": "
     ("environment", "coordinator", "local_id"),
     [
         (TORCHRUN, "node1:29501", 1),  # torchrun itself listens on MASTER_PORT
+        (TORCHRUN | {"MASTER_PORT": "45671"}, "node1:62714", 1),  # of --standalone, whose neighbours may be in use
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}, "node1:29501", None),
         (SLURM, "gpu007:61454", 1),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "1(x4)"}, "gpu007:61454", None),
