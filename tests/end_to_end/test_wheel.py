@@ -59,4 +59,4 @@ def test_the_wheel_checks_a_port_and_draws_its_report(run: Run) -> None:
 def test_the_wheel_holds_the_packages_and_nothing_else(run: Run) -> None:
     listed = run("-c", "import jaxddp, os; print(*sorted(os.listdir(os.path.dirname(jaxddp.__path__[0]))))").stdout
     names = {name for name in listed.split() if not name.endswith(".dist-info")}
-    assert names == {"jaxddp", "torch_ref"}
+    assert names == {"bin", "jaxddp", "torch_ref"}  # bin has the console script
