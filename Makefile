@@ -25,9 +25,9 @@ package = .$(addprefix [,$(addsuffix ],$(extras)))
 # Tests run in three processes side by side: two cores are not busy with two, which wait for their children, and
 # thousands of compiled programs are more memory maps than Linux allows one process. The third prints at once, the others
 # after; a failure comes last.
-FIRST := tests/end_to_end
-SECOND := tests/equivalence/test_matrix.py tests/examples tests/fuzz tests/faults \
-	$(addprefix tests/unit/,data distributed models nn optim step)
+FIRST := tests/end_to_end $(addprefix tests/unit/parity/,convert jax_side)
+SECOND := tests/equivalence/test_matrix.py tests/examples tests/fuzz tests/faults tests/unit/test_pitfalls.py \
+	$(addprefix tests/unit/,checkpoint data distributed models nn optim plan step torch_ref tracking)
 define side_by_side
 	@folder=$$(mktemp -d); \
 	trap 'kill $$first $$second 2>/dev/null; rm -rf $$folder' EXIT; trap 'exit 130' INT TERM; \

@@ -1,7 +1,8 @@
-"""`python -m tests.support.rotation OUTPUT`: write tests/rotation.txt from what `make test` prints with --durations=0.
+"""`python -m tests.support.rotation OUTPUT`: extend rotation.txt by what `make test OPTIONS=--durations=0` prints.
 
-The tests of the list take longest. `make test` leaves them to CI's rotation, which runs all tests in four commits, so
-that a person waits minutes; what they promise is shown in `make test` by `KEPT`, one or two tests for each promise.
+The tests of the list take longest without compiled programs, as in a fresh clone (`rm -r .venv/jax-programs`).
+`make test` leaves them to CI's rotation, which runs all tests in four commits, so that a person waits minutes; what
+they promise is shown in `make test` by `KEPT`, one or two tests for each promise.
 """
 
 import re
@@ -20,7 +21,11 @@ KEPT = (
     "tests/end_to_end/test_patch.py::test_a_patch_makes_the_port_equal",
     "tests/end_to_end/test_processes.py::test_a_run_is_the_same_in_one_process_and_in_two",
     "tests/end_to_end/test_resume.py",
+    "tests/end_to_end/test_trainers.py::test_losses_are_equal_to_six_digits",
     "tests/examples/test_plain_scripts.py",
+    "tests/unit/nn/test_layers.py",
+    "tests/unit/optim/test_optimizers.py",
+    "tests/unit/test_english.py",
     "tests/unit/test_pitfalls.py",
 )
 TIME = re.compile(r"^([\d.]+)s (?:call|setup|teardown) +(tests/\S+?::\w+)")
@@ -40,4 +45,5 @@ def slow(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    LIST.write_text("".join(f"{name}\n" for name in slow(Path(sys.argv[1]).read_text())))
+    names = {*LIST.read_text().split(), *slow(Path(sys.argv[1]).read_text())}
+    LIST.write_text("".join(f"{name}\n" for name in sorted(names)))

@@ -3,7 +3,6 @@
 import ast
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,19 +36,10 @@ def prose(text: str) -> str:
     return re.sub(r"`[^`\n]*`", "``", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
 
 
-def docstrings(path: Path) -> Iterator[str]:
-    """Yield the docstrings of a module."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            yield ast.get_docstring(node) or ""
-
-
-def messages(path: Path) -> Iterator[str]:
-    """Yield the texts in the code of a module that are no docstrings: messages, help, sentences of reports."""
-    tree = ast.parse(path.read_text())
-    strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
-    described = {*docstrings(path)}
-    yield from (text for text in strings if " " in text.strip() and inspect.cleandoc(text) not in described)
+def texts(path: Path) -> list[str]:
+    """Return the texts in the code of a module: docstrings, messages, help, sentences of reports."""
+    strings = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+    return [inspect.cleandoc(text) for text in strings if isinstance(text, str) and " " in text.strip()]
 
 
 def habits(text: str) -> list[str]:
@@ -68,8 +58,7 @@ def test_a_page_is_in_idiomatic_english(page: Path) -> None:
 
 @pytest.mark.parametrize("package", ["jaxddp", "torch_ref"])
 def test_docstrings_and_messages_are_in_idiomatic_english(package: str) -> None:
-    texts = {path: [*docstrings(path), *messages(path)] for path in sorted((ROOT / package).rglob("*.py"))}
-    found = {path: habits(prose("\n".join(of_file))) for path, of_file in texts.items()}
+    found = {path: habits(prose("\n".join(texts(path)))) for path in sorted((ROOT / package).rglob("*.py"))}
     assert {path.relative_to(ROOT).as_posix(): phrases for path, phrases in found.items() if phrases} == {}
 
 
