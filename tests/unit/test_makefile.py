@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
     ("target", "extras", "last"),
     [
         ("train", "", "bin/jaxddp train"),
-        ("test", "test", "--ignore tests/end_to_end --ignore tests/equivalence/test_matrix.py"),
+        ("test", "test", "--ignore tests/equivalence/test_matrix.py"),
         ("lint", "dev", "mypy"),
         ("mutants", "test", "benchmarks.scoreboard --parts exam"),
         ("gpu", "test", "benchmarks.gpu"),
