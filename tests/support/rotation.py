@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 LIST = Path(__file__).parents[1] / "rotation.txt"
-LEAST = 2.5  # seconds of a test function, with all its cases, from which it is in the list
+LEAST = 1.5  # seconds of a test function, with all its cases, from which it is in the list
 # Folders, files and tests that stay in `make test` whatever they take.
 KEPT = (
     "tests/equivalence/",
@@ -25,8 +25,11 @@ KEPT = (
     "tests/examples/test_plain_scripts.py",
     "tests/unit/nn/test_layers.py",
     "tests/unit/optim/test_optimizers.py",
+    "tests/unit/step/test_replica_step.py",
     "tests/unit/test_english.py",
+    "tests/unit/test_imports.py",
     "tests/unit/test_pitfalls.py",
+    "tests/unit/test_private_parts.py",
 )
 TIME = re.compile(r"^([\d.]+)s (?:call|setup|teardown) +(tests/\S+?::\w+)")
 

@@ -106,6 +106,7 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
         return {pitfall.title: np.stack(results) for pitfall, *results in zip(ON_RANKS, *ranks, strict=True)}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("pitfall", PITFALLS, ids=lambda pitfall: anchor(pitfall.title))
 def test_the_right_code_gives_torchs_numbers_and_the_obvious_code_does_not(
     pitfall: Pitfall, on_ranks: dict[str, np.ndarray]
