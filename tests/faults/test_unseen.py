@@ -2,11 +2,14 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from jaxddp.parity.checking import check
 from jaxddp.parity.port import load_port
+from jaxddp.parity.workers import Workers
 from tests.faults.unseen import PAIRS, PORTS, UNSEEN
 from tests.faults.unseen.fault import edited, source, write
 
@@ -48,3 +51,17 @@ def test_there_are_sixty_faults_and_fifteen_pairs() -> None:
 @pytest.mark.parametrize("port", PORTS)
 def test_a_port_is_a_program_of_the_check(port: str, tmp_path: Path) -> None:
     assert load_port(write(tmp_path, port), WORLD_SIZE).micro_batches(0, 0)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Workers]:
+    with Workers(WORLD_SIZE, "cpu") as workers:
+        yield workers
+
+
+# The last, tabular, has a constant of NumPy, which is float64 in one run and float32 in the other.
+@pytest.mark.one_in(12, first=11)
+@pytest.mark.parametrize("port", PORTS)
+def test_a_right_port_is_equal(port: str, pair: Workers, tmp_path: Path) -> None:
+    report = check(write(tmp_path, port), world_size=WORLD_SIZE, steps=2, quick=True, workers=pair)
+    assert report.verdict == "equal" and report.numerics, str(report)

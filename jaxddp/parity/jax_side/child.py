@@ -48,6 +48,7 @@ from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.side import default_dtype
 
 MOST_MAPS = 30_000  # memory maps of a process that keeps its programs for the next case
+OTHER_WIDTH = "Cannot lower jaxpr with verifier errors"  # begins the error
 
 
 class JaxJob(Protocol):
@@ -230,7 +231,21 @@ def serve(devices: int, platform: Platform | None, cluster: Cluster | None, conn
                 default_dtype("float32"),
                 jax.default_matmul_precision("highest"),
             ):
-                connection.send(("done", job.run(telling(connection))))
+                connection.send(("done", _result(job, telling(connection))))
+
+
+def _result(job: JaxJob, tell: Tell) -> Any:
+    """Return a job's result; run it again without compiled programs if one has a constant of the other width.
+
+    jax keeps parts of programs, and a constant of NumPy in them has the width of the run that was first (jax 0.10).
+    """
+    try:
+        return job.run(tell)
+    except ValueError as error:
+        if OTHER_WIDTH not in str(error):
+            raise
+    jax.clear_caches()
+    return job.run(tell)
 
 
 def _unedited(case: AnyCase) -> AnyCase:
