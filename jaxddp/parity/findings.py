@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from jaxddp.parity.catalogue import EDITS, FAULTS, Known, TorchOptimizer
 from jaxddp.parity.coverage import Aspect, Beyond, Trial, WithoutEffect
-from jaxddp.parity.operations import Lines
+from jaxddp.parity.operations import Lines, SegmentText
 from jaxddp.parity.quote import Quote
 
 # Stages in the order in which a step computes them; a difference is reported at the first stage that shows it.
@@ -108,6 +108,33 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Segment:
+    """Operations of both losses that get equal inputs and give other outputs.
+
+    Attributes:
+        jax, torch: the operations, with the numbers that they are given; (): this side has none here.
+        jax_line, torch_line: the last line of each side; None: unknown.
+        element: index of the element of the output that differs most, in torch's layout.
+        values: its value, in jax and in torch.
+        places: number of places that have the same operations at the same lines.
+    """
+
+    jax: tuple[str, ...]
+    torch: tuple[str, ...]
+    jax_line: Quote | None
+    torch_line: Quote | None
+    element: tuple[int, ...]
+    values: tuple[float, float]
+    places: int
+
+    @classmethod
+    def of(cls, text: SegmentText) -> "Segment":
+        """Return a segment with its lines as they are written in the user's files."""
+        lines = Quote.of(text.lines.jax), Quote.of(text.lines.torch)
+        return cls(text.jax, text.torch, *lines, text.element, text.values, text.places)
+
+
+@dataclass(frozen=True)
 class Difference:
     """A stage that differs although its inputs are equal.
 
@@ -124,6 +151,7 @@ class Difference:
         detail: one more line, if any ("replicas 1 and 3 differ from 0").
         not_finite: the only side, "torch" or "jax", with non-finite values; "": neither.
         jax, torch: without a cause, the first line of each side that computes something else; None: unknown.
+        segments: without a cause, the operations of the loss that differ; all others are equal, given equal inputs.
         needs: what it takes to find the cause, if none was sought.
         patch: an edit that removes the difference, or why there is none; None: none was sought.
     """
@@ -141,6 +169,7 @@ class Difference:
     not_finite: str = ""
     jax: Quote | None = None
     torch: Quote | None = None
+    segments: tuple[Segment, ...] = ()
     needs: str = ""
     patch: Patch | None = None
 

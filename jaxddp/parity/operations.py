@@ -87,6 +87,26 @@ class Lines(NamedTuple):
     torch: SourceLine | None = None
 
 
+@dataclass(frozen=True)
+class SegmentText:
+    """Operations of both sides that get equal inputs and give other outputs, as text.
+
+    Attributes:
+        jax, torch: the operations, with the numbers that they are given; (): this side has none here.
+        lines: the last line of each side.
+        element: index of the element of the output that differs most, in torch's layout.
+        values: its value, in jax and in torch.
+        places: number of places that have the same operations at the same lines.
+    """
+
+    jax: tuple[str, ...]
+    torch: tuple[str, ...]
+    lines: Lines
+    element: tuple[int, ...] = ()
+    values: tuple[float, float] = (0.0, 0.0)
+    places: int = 1
+
+
 class OptimizerLines(NamedTuple):
     """Lines of one side at which an optimizer and its schedule are made; None: unknown, or there is no schedule."""
 

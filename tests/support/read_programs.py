@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence, ModelStep
 from jaxddp.parity.diagnosis.forward.reading import Reading
-from jaxddp.parity.jax_side.equations import read
+from jaxddp.parity.graph import Graph, operations_of
+from jaxddp.parity.jax_side.value_graph import graph_of
 
 FEATURES, WIDTH, CLASSES, EXAMPLES, STEPS = 6, 8, 5, 7, 2
 Params = Mapping[str, jax.Array]
@@ -116,8 +117,9 @@ def evidence_between(
             tensors = {name: torch.from_numpy(x) for name, x in batch.items()}
             shown = np.array([float(loss)]), {name: np.asarray(x)[None] for name, x in gradients.items()}
             steps.append(ModelStep(state, None, [[tensors]], *shown, {}, {}))
-        program = read(of_jax, (params, arrays)) if reads else ()
-    return ModelEvidence(module, of_torch, steps, world_size=1, reading=Reading(program, len(steps) - 1, 0))
+        graph = graph_of(of_jax, (params, arrays)) if reads else Graph(())
+    reading = Reading(operations_of(graph), len(steps) - 1, 0, graph=graph if reads else None)
+    return ModelEvidence(module, of_torch, steps, world_size=1, reading=reading)
 
 
 stop = lax.stop_gradient

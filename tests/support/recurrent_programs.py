@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence, ModelStep
 from jaxddp.parity.diagnosis.forward.reading import Reading
-from jaxddp.parity.jax_side.equations import read
+from jaxddp.parity.jax_side.value_graph import read
 
 FEATURES, WIDTH, CLASSES, LENGTH, EXAMPLES, STEPS = 3, 4, 5, 6, 7, 2
 Params = Mapping[str, jax.Array]

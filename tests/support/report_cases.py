@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 
-from jaxddp.parity.findings import ORDER, Cause, Difference, Layer, Numerics, Problem, StageResult
+from jaxddp.parity.findings import ORDER, Cause, Difference, Layer, Numerics, Problem, Segment, StageResult
+from jaxddp.parity.quote import Quote
 from jaxddp.parity.report.report import Report
 
 EXACT = ("samples", "hyperparameters")
@@ -110,6 +111,19 @@ UNEXPLAINED = dataclasses.replace(
     ),
     unseen=("clipped_gradients", "gradients"),
 )
+SIDES = Quote("model.py", 19, 19, ("x = F.gelu(x)",)), Quote("port.py", 23, 23, ("x = nnx.gelu(x)",))
+LOCATED = dataclasses.replace(
+    UNEXPLAINED,
+    differences=(
+        dataclasses.replace(
+            UNEXPLAINED.differences[0],
+            segments=(
+                Segment(("mul 0.5", "tanh", "mul"), ("gelu",), SIDES[1], SIDES[0], (3, 17), (-0.17004, -0.16992), 3),
+                Segment((), ("mul 2.82843",), SIDES[1], SIDES[0], (), (0.0, 0.0), 1),
+            ),
+        ),
+    ),
+)
 NUMERIC = dataclasses.replace(
     EQUAL,
     differences=(
@@ -184,6 +198,6 @@ HARSH = Report(
 )  # fmt: skip
 EMPTY = Report("mlp adam", 2, 0, "float64")
 SAMPLES = {
-    "equal": EQUAL, "semantic": SEMANTIC, "unexplained": UNEXPLAINED, "numeric": NUMERIC,
+    "equal": EQUAL, "semantic": SEMANTIC, "unexplained": UNEXPLAINED, "located": LOCATED, "numeric": NUMERIC,
     "incomplete": INCOMPLETE, "not finite": NOT_FINITE, "huge": HUGE, "harsh": HARSH, "empty": EMPTY,
 }  # fmt: skip

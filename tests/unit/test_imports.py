@@ -113,7 +113,7 @@ ORDER = [
 ]
 PARITY_ORDER = [
     ["lazy_arrays", "operations", "private_parts", "replaced_functions"],
-    ["stored_tensors", "sums", "quote", "idle_operations"],
+    ["graph", "stored_tensors", "sums", "quote", "idle_operations"],
     ["coverage", "held_types"],
     ["port", "records", "excerpts", "projections", "fingerprints", "catalogue", "environment", "family", "stopping"],
     ["user_code"],
@@ -148,6 +148,7 @@ NEITHER = (
     "quote.py",
     "rate_curves.py",
     "coverage.py",
+    "graph.py",
     "held_types.py",
     "family.py",
     "findings.py",

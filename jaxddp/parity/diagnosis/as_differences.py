@@ -8,7 +8,7 @@ from jaxddp.parity.compare.judge import Located
 from jaxddp.parity.compare.patterns import pattern
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
-from jaxddp.parity.findings import Cause, Difference
+from jaxddp.parity.findings import Cause, Difference, Segment
 from jaxddp.parity.operations import Lines
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.records import KIND, NUMBER
@@ -16,7 +16,6 @@ from jaxddp.parity.user_code.stated import where_stated
 
 CUT_SHORT = "not all causes were tried"
 MOST_LEFT = 0.9  # of the residual without a fault; a fitted factor of 1 leaves all of it
-REMAINS = "this explains a part; another fault remains"
 
 
 def as_differences(
@@ -31,7 +30,7 @@ def as_differences(
     nearest = next_best(ruling, located.residual) if ruling is not None and not causes else None
     cut_short = CUT_SHORT if ruling is not None and ruling.cut_short else ""
     common = "" if causes else _pattern(evidence, stage)
-    partly = f"{ruling.partly}: {REMAINS}" if ruling is not None and ruling.partly and not causes else ""
+    segments = () if ruling is None or causes else tuple(map(Segment.of, ruling.segments))
     part = ruling.lines[0] if ruling is not None and ruling.lines and not causes else Lines()
     for cause in causes or [None]:
         yield Difference(
@@ -42,9 +41,10 @@ def as_differences(
             located.allowed,
             cause=cause,
             nearest=nearest,
-            detail=joined(located.detail, partly, common, cut_short),
+            detail=joined(located.detail, common, cut_short),
             jax=Quote.of(part.jax),
             torch=Quote.of(part.torch),
+            segments=segments,
         )
 
 

@@ -9,9 +9,10 @@ from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.findings import Problem
-from jaxddp.parity.jax_side.equations import ReadEquations
+from jaxddp.parity.graph import operations_of
 from jaxddp.parity.jax_side.optimizer_line import JaxOptimizerLine
 from jaxddp.parity.jax_side.port_lines import MEAN, PortLines
+from jaxddp.parity.jax_side.value_graph import ReadLoss
 from jaxddp.parity.operations import Lines, OptimizerLines
 from jaxddp.parity.torch_side.optimizer_line import TorchOptimizerLine
 from jaxddp.parity.user_code.stated import returned_at
@@ -35,12 +36,14 @@ def read_program(
     evidence: Evidence, searches: InterruptibleSearches, loss: str, step: int, rank: int
 ) -> Reading | None:
     """Read the port's program of a loss; None: it cannot be read."""
-    read = ReadEquations(evidence.case, evidence.start, evidence.torch_folder, step, rank, loss)
-    program = searches.run(lambda: searches.workers.jax.do(read), problems=[])
+    read = ReadLoss(evidence.case, evidence.start, evidence.torch_folder, step, rank, loss)
+    graph = searches.run(lambda: searches.workers.jax.do(read), problems=[])
     lines = searches.run(
         lambda: searches.workers.jax.do(PortLines(evidence.case, evidence.start, (MODEL,))), problems=[]
     )
-    return Reading(program, step, rank, returned_at((lines or {}).get(MODEL))) if program is not None else None
+    if graph is None:
+        return None
+    return Reading(operations_of(graph), step, rank, returned_at((lines or {}).get(MODEL)), graph)
 
 
 def with_optimizer_lines(

@@ -25,7 +25,7 @@ def difference_card(group: Sequence[Difference]) -> Html:
         tag("h2", with_code(words.where(first))),
         tag("p", "; ".join(filter(None, [residual, first.detail])), class_="note"),
         _causes(first, [one for one in group if one.cause]) if first.cause else unexplained,
-        "" if first.cause else join(_quotes(first), _patch(first.patch)),
+        "" if first.cause else join(_segments(first) if first.segments else _quotes(first), _patch(first.patch)),
         _layer(first, first.layer) if first.layer else "",
         class_=f"card {'numeric' if first.kind == 'numeric' else 'different'}",
     )
@@ -63,12 +63,17 @@ def _patch(patch: Patch | None) -> Html:
     verdict = tag("b", "Patch: "), words.patched(patch)
     if not patch.diff:
         return tag("p", *verdict)
-    return tag("figure", tag("figcaption", *verdict), tag("pre", patch.diff), class_="quote")
+    code = scroll_box("patch", tag("pre", patch.diff))
+    return tag("figure", tag("figcaption", *verdict), code, class_="quote")
 
 
 def _quotes(found: Cause | Difference) -> Html:
     """Render the lines of both sides with the lines around them, numbered, the line itself marked."""
-    sides = [(side, quote) for side, quote in (("jax", found.jax), ("torch", found.torch)) if quote is not None]
+    return _both_quotes(found.jax, found.torch)
+
+
+def _both_quotes(jax: Quote | None, torch: Quote | None) -> Html:
+    sides = [(side, quote) for side, quote in (("jax", jax), ("torch", torch)) if quote is not None]
     return join(*(_quote(side, quote) for side, quote in sides))
 
 
@@ -78,7 +83,8 @@ def _quote(side: str, quote: Quote) -> Html:
         for number, text in enumerate(quote.text, quote.first)
     ]
     lines = [part for line in numbered for part in (line, "\n")]
-    return tag("figure", tag("figcaption", f"{side}: ", tag("code", quote.place)), tag("pre", *lines), class_="quote")
+    code = scroll_box(f"{side}, {quote.place}", tag("pre", *lines))
+    return tag("figure", tag("figcaption", f"{side}: ", tag("code", quote.place)), code, class_="quote")
 
 
 def _name(name: str) -> Html:
@@ -136,9 +142,34 @@ def _bar(value: float, beyond: bool) -> Html:
     return tag("span", class_="bar beyond" if beyond else "bar", style=f"width: {share:.0f}%")
 
 
+def _segments(difference: Difference) -> Html:
+    """Render both sides of each segment: operations, lines and the value that differs most."""
+    parts, quoted = [], set()
+    for segment in difference.segments:
+        jax, torch = apart(*segment.values) if segment.element else ("", "")
+        quotes = [tag("code", quote.place) if quote else "" for quote in (segment.torch_line, segment.jax_line)]
+        rows = [
+            ("operations", *(tag("code", words.operations(side)) for side in (segment.torch, segment.jax))),
+            ("line", *quotes),
+            *([(f"output, at {list(segment.element)}", torch, jax)] if segment.element else []),
+        ]
+        body = [
+            tag("tr", tag("th", name, scope="row"), tag("td", left), tag("td", right)) for name, left, right in rows
+        ]
+        heading = tag("tr", tag("td"), [tag("th", side, scope="col") for side in ("torch", "jax")])
+        table = tag("table", tag("thead", heading), tag("tbody", body), class_="layer")
+        several = tag("p", f"In {segment.places} places.") if segment.places > 1 else Html("")
+        lines = segment.jax_line, segment.torch_line
+        parts.append(join(scroll_box("segment", table), several, "" if lines in quoted else _both_quotes(*lines)))
+        quoted.add(lines)
+    return join(tag("h3", "Operations that differ"), *parts)
+
+
 def _unexplained(difference: Difference) -> Html:
     if difference.needs:
         return tag("p", f"The cause was not sought: it needs {difference.needs}.")
+    if difference.segments:
+        return tag("p", f"The cause has no name; {words.SEGMENTS}.")
     text = (
         "Unexplained: no fault that was tried, planted in the reference, reproduces what jax does. "
         f"Look at the {words.STAGE_NAMES[difference.stage]}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from jaxddp.errors import on_one_line
-from jaxddp.parity.findings import ORDER, Cause, Difference, Findings, Patch
+from jaxddp.parity.findings import ORDER, Cause, Difference, Findings, Patch, Segment
 from jaxddp.parity.port.names_block import import_line, names_block, no_twin_line
 from jaxddp.parity.report import words
 from jaxddp.parity.report.coverage_words import (
@@ -25,6 +25,7 @@ LINE = 110  # characters
 LONGEST = 480  # characters; the middle of a longer text is left out
 REST = " [in full: --report, --json]"
 TENSOR_WIDTH = 32
+MOST_SEGMENTS = 3
 MOST_EDITED = 8  # lines of a patch that are shown
 MOST_DIFFERENCES, MOST_PROBLEMS = 2, 3  # shown in full
 MOST_WITHOUT_EFFECT = 10  # lines
@@ -182,12 +183,17 @@ def _difference_lines(group: list[Difference]) -> Iterator[str]:
     for position, difference in enumerate(difference for difference in group if difference.cause):
         yield from _cause_lines(difference, "  and    " if position else "")
     if causes or not first.not_finite:
-        unexplained = f"not sought: it needs {first.needs}" if first.needs else "unexplained"
+        located = f"no name; {words.SEGMENTS}:" if first.segments else "unexplained"
+        unexplained = f"not sought: it needs {first.needs}" if first.needs else located
         yield f"  proof  {words.evidence(first, causes)}" if causes else f"  cause  {unexplained}"
     if not causes:
-        yield from _quotes(first, "  parts  ")
+        yield from (line for one in first.segments[:MOST_SEGMENTS] for line in _segment_lines(one))
+        if (rest := len(first.segments) - MOST_SEGMENTS) > 0:
+            yield f"         and {count(rest, 'further place')} [--report, --json]"
+        if not first.segments:
+            yield from _quotes(first, "  parts  ")
         yield from _patch_lines(first.patch)
-    if first.layer is not None:
+    if first.layer is not None and not first.segments:  # which show more
         layer = first.layer
         jax, torch = apart(*layer.values)
         name = words.layer_name(layer.torch) + (f" (jax: {layer.jax})" if layer.jax.strip() else "")
@@ -211,6 +217,17 @@ def _patch_lines(patch: Patch | None) -> Iterator[str]:
         yield f"  patch  {words.patched(patch)}"
         edited = [line for line in patch.diff.splitlines() if line[:1] in "-+" and line[:3] not in ("---", "+++")]
         yield from (f"         {line[:1]} {line[1:].strip()}" for line in edited[:MOST_EDITED])
+
+
+def _segment_lines(segment: Segment) -> Iterator[str]:
+    """Yield the operations of both sides, with their lines and the value that differs most."""
+    both = apart(*segment.values) if segment.element else ("", "")
+    sides = ("jax", segment.jax, segment.jax_line, both[0]), ("torch", segment.torch, segment.torch_line, both[1])
+    for label, (side, operations, quote, value) in zip(("  differ ", "         "), sides, strict=True):
+        at = f", {quote.place}" if quote else ""
+        yield f"{label}{side}{at}: {words.operations(operations)}{f' gives {value}' if value else ''}"
+    if segment.places > 1:
+        yield f"         in {segment.places} places"
 
 
 def _quotes(found: Cause | Difference, label: str) -> Iterator[str]:

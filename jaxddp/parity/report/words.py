@@ -274,6 +274,20 @@ def evidence(difference: Difference, causes: Sequence[Cause]) -> str:
     return f"{text}; next best: {other[0]}, residual {number(other[1])}"
 
 
+MOST_OPERATIONS = 6  # of one side of a segment that are listed
+SEGMENTS = "given equal inputs, these operations give other outputs; all others of the loss are equal"
+
+
+def operations(names: Sequence[str]) -> str:
+    """List the operations of one side of a segment.
+
+    >>> operations(["mul 0.5", "tanh"]), operations([]), operations(["add"] * 8)
+    ('mul 0.5, tanh', 'nothing', 'add, add, add, add, add, add and 2 more')
+    """
+    rest = len(names) - MOST_OPERATIONS
+    return ", ".join(names[:MOST_OPERATIONS]) + (f" and {rest} more" if rest > 0 else "") or "nothing"
+
+
 def layer_name(name: str) -> str:
     """Return a layer's name for a sentence; the model itself, "", has no name.
 

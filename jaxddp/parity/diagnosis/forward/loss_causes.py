@@ -1,5 +1,6 @@
 """Causes of a difference in the forward and backward pass: faults in the loss, or in combining micro-batches."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -8,6 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from jaxddp.parity.diagnosis.forced.describe import described
+from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.diagnosis.forward.call_changes import (
     batch_norm_eval,
     batch_norm_sync,
@@ -41,7 +44,8 @@ from jaxddp.parity.diagnosis.forward.statistics import deviation, fast_variance
 from jaxddp.parity.diagnosis.micro_batches import STALE as STALE_PARAMETERS
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.diagnosis.search.fault_search import find_faults, worst_rank
-from jaxddp.parity.diagnosis.search.fit import Item, Stages, residual_at
+from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Item, Stages, residual_at
+from jaxddp.parity.operations import SegmentText
 
 __all__ = ["FLOOR", "ModelEvidence", "ModelStep", "differs", "search_model"]
 
@@ -117,9 +121,9 @@ def search_model(
     search = ReadingSearch(subject, reading, patches, names, inputs, floor, excluded)
     if not ruling.named:
         ruling, named = search.find() or known()
-    partly = "" if ruling.named else search.partly()
     lines = lines_of_items(subject, reading, named, evidence.made)
-    return replace(ruling, lines=lines, partly=partly), named
+    segments = () if ruling.named else subject.segments(reading)
+    return replace(ruling, lines=lines, segments=segments), named
 
 
 def _is_finite(subject: "LossAndGradients", reading: Reading) -> bool:
@@ -185,6 +189,18 @@ class LossAndGradients:
         """Return the calls of the loss, with faults planted, on a replica's first micro-batch; see `sites.trace`."""
         return self._replay.trace(step, rank, patches, reads)
 
+    def segments(self, reading: Reading) -> tuple[SegmentText, ...]:
+        """Return the operations that differ on the micro-batch that the port's program computed.
+
+        None if a value of the port is too large to be kept, or torch's calls cannot be recorded, as inside of vmap.
+        """
+        graph = reading.graph
+        if graph is None or any(node.size and node.array is None for node in graph):
+            return ()
+        with contextlib.suppress(*IMPOSSIBLE):
+            return described(Location(self._replay.graph(reading.step, reading.rank), graph))
+        return ()
+
     def items(self, step: int, rank: int, calls: Sequence[Call]) -> list[Item]:
         """Return all faults that apply to the calls of the loss, those with many sites first."""
         changes = [(call, change) for of_call in OF_ONE_CALL for call in calls for change in of_call(call)]
@@ -202,6 +218,10 @@ class LossAndGradients:
 
 class MovedWeights(LossAndGradients):
     """Updates that a step makes without an optimizer, in place of gradients."""
+
+    def segments(self, reading: Reading) -> tuple[SegmentText, ...]:
+        """Return none: the program ends in the middle of a step."""
+        return ()
 
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
         """Return the updates with faults planted."""

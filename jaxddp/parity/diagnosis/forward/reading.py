@@ -8,6 +8,7 @@ from typing import Protocol
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import numbers_of
 from jaxddp.parity.diagnosis.search.fit import Subject
+from jaxddp.parity.graph import Graph
 from jaxddp.parity.operations import Operation, Operations, SourceLine, differing, needed_by, readings
 
 NO_TRACE = (0.0, 1.0)  # numbers of a port that may leave no trace in its program: x + 0, 1 * x
@@ -23,12 +24,14 @@ class Reading:
         program: equations of the jax loss; (): they could not be read.
         step, rank: step (index into the evidence's steps) and rank whose first micro-batch they computed.
         model: the line that returns the port's model; None: unknown.
+        graph: its values; None: unknown.
     """
 
     program: Operations
     step: int
     rank: int
     model: SourceLine | None = None
+    graph: Graph | None = None
 
 
 def program_of(calls: Sequence[Call]) -> Operations:

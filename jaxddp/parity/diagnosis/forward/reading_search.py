@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxddp.parity.catalogue import FAULTS
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.forward.candidates import LEFT_OUT, LOOSE, PLAIN, candidates
 from jaxddp.parity.diagnosis.forward.reading import NO_TRACE, LossSubject, Reading, parted_with
@@ -18,7 +17,6 @@ BATCH = 96  # edits that are tried before it is asked whether one explains the d
 PER_FAULT = 10  # replays for each edit
 MOST_FAULTS = 3  # that are found one after the other
 OTHERS = 4 * BATCH  # most edits that are tried although no call, edited, returns what the port computes
-SURE = FAULTS.keys() | {"number", "other_axis", "other_function", "other_option"}  # what is one thing in a program
 FIRSTS = 4  # edits that are followed when none explains the difference
 
 
@@ -89,21 +87,6 @@ class ReadingSearch:
                 return _together(found)
             level = [later for place in level for later in self._following(place)]
         return self._explain((), start.others[:OTHERS])
-
-    def partly(self) -> str:
-        """Return the faults that are certain although they do not explain everything, in words; "" if none is.
-
-        With each planted, the programs agree up to a later call; no other edit that is as plain has this effect.
-        """
-        level, known = [self._place(())], tuple[CallEdit, ...]()
-        for _ in range(MOST_FAULTS):
-            level = [later for place in level for later in self._following(place)]
-            tier = min((_tier(place.known) for place in level), default=0)
-            level = [place for place in level if _tier(place.known) == tier and place.known[-1].change.fault in SURE]
-            if len({place.known for place in level}) != 1:
-                break
-            known = level[0].known
-        return "; ".join(patch.says for patch in known)
 
     def _place(self, known: tuple[CallEdit, ...]) -> "_Place":
         """Return where the programs part with some faults planted."""

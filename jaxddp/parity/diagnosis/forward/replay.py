@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
 from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Gather
 from jaxddp.parity.diagnosis.forward.reading import Reading
@@ -162,6 +163,12 @@ class Replay:
         module, taken = self._evidence.module, self._evidence.steps[step]
         self._load(module, step, patches)
         return trace(module, self._evidence.loss_fn, taken.micro_batches[rank][0], patches, reads)
+
+    def graph(self, step: int, rank: int) -> TorchGraph:
+        """Return the values of the loss on a replica's first micro-batch."""
+        module, taken = self._evidence.module, self._evidence.steps[step]
+        self._load(module, step)
+        return TorchGraph(module, self._evidence.loss_fn, taken.micro_batches[rank][0])
 
     def _load(self, module: nn.Module, step: int, patches: Sequence[CallEdit] = ()) -> None:
         """Copy a step's state into the module; large parameters only if they are not there yet."""

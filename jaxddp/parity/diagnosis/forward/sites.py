@@ -1,5 +1,6 @@
 """Places where faults can be: the calls of a running loss, and sets of calls that may share a fault."""
 
+import contextlib
 import itertools
 import re
 from collections import defaultdict
@@ -34,22 +35,28 @@ def trace(
     ...     {"x": torch.ones(1, 2)})]
     [('linear', '0'), ('gelu', '1'), ('sum', None)]
     """
+    with naming(module) as names, CallTrace(patches, modules=names, reads=reads) as calls:
+        sums = loss_fn(module, batch)
+    recorded = calls.recorded
+    if not reads:
+        return recorded
+    last = next((k for k, call in enumerate(recorded) if call.result is sums["loss"]), len(recorded) - 1)
+    return recorded[: last + 1]
+
+
+@contextlib.contextmanager
+def naming(module: nn.Module) -> Iterator[list[str]]:
+    """Yield the names of the submodules that are being executed, the innermost last."""
     names: list[str] = []
     handles: list[RemovableHandle] = []
     for name, child in module.named_modules():
         handles.append(child.register_forward_pre_hook(lambda *_, name=name: names.append(name)))
         handles.append(child.register_forward_hook(lambda *_: _drop_last(names), always_call=True))
     try:
-        with CallTrace(patches, modules=names, reads=reads) as calls:
-            sums = loss_fn(module, batch)
+        yield names
     finally:
         for handle in handles:
             handle.remove()
-    recorded = calls.recorded
-    if not reads:
-        return recorded
-    last = next((k for k, call in enumerate(recorded) if call.result is sums["loss"]), len(recorded) - 1)
-    return recorded[: last + 1]
 
 
 def between(calls: Sequence[Call], before: str, layer: str) -> frozenset[Site]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from jaxddp.parity.operations import Lines
+from jaxddp.parity.operations import Lines, SegmentText
 
 SEPARATION = 100.0
 DIGITS, DENOMINATOR = 8, 10_000  # of numbers that a programmer writes, or makes from integers
@@ -69,14 +69,14 @@ class Ruling:
         cut_short: whether the search's replays ran out before every hypothesis was tried.
         lines: the user's lines of each fault of the first hypothesis that is named; without one, those where the two
             programs part.
-        partly: faults that explain the beginning of a difference and leave another fault, in words.
+        segments: without a name, the operations of the loss that differ; all others are equal, given equal inputs.
     """
 
     named: tuple[Hypothesis, ...]
     runner_up: Hypothesis | None
     cut_short: bool = False
     lines: tuple[Lines, ...] = ()
-    partly: str = ""
+    segments: tuple[SegmentText, ...] = ()
 
 
 def decide(hypotheses: Iterable[Hypothesis], floor: float) -> Ruling:

@@ -19,7 +19,7 @@ from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
-from jaxddp.parity.jax_side.equations import read
+from jaxddp.parity.jax_side.value_graph import read
 from jaxddp.parity.records import KIND, NUMBER
 from jaxddp.parity.torch_side.side import TorchStep
 

@@ -1,7 +1,6 @@
 """Faults outside of the catalogue are found from where the two programs part, with their lines on both sides."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import jax
 import numpy as np
@@ -121,26 +120,6 @@ def test_without_the_ports_program_they_have_no_name() -> None:
 def test_a_correct_port_has_no_cause() -> None:
     ruling, named = search_model(evidence_of(Pieces()))
     assert not ruling.named and ruling.runner_up is None and not named
-
-
-@pytest.mark.large
-@pytest.mark.parametrize(
-    ("pieces", "partly"),
-    [
-        (Pieces(slope=0.2), "leaky_relu's negative_slope 0.2, the reference has 0.01"),
-        (
-            Pieces(slope=0.2, eps=1e-6),
-            "leaky_relu's negative_slope 0.2, the reference has 0.01; "
-            "LayerNorm eps 1e-06 in norm, the reference has 1e-05",
-        ),
-        (Pieces(), ""),
-    ],
-    ids=["one", "two", "none"],
-)
-def test_a_fault_that_remains_beside_others_is_told(pieces: Pieces, partly: str) -> None:
-    ruling, _ = search_model(evidence_of(replace(pieces, joined=unknown)))
-    assert not ruling.named and ruling.partly == partly
-    assert not search_model(evidence_of(pieces))[0].partly
 
 
 def unknown(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from jaxddp.parity.diagnosis.forward.calls import Call
 from jaxddp.parity.diagnosis.forward.index_edits import shifts
 from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence, ModelStep, search_model
 from jaxddp.parity.diagnosis.forward.reading import Reading
-from jaxddp.parity.jax_side.equations import read
+from jaxddp.parity.jax_side.value_graph import read
 
 ROWS, COLUMNS, STEPS = 4, 5, 2
 CLEAN = 1e-14  # measured: up to 1e-15

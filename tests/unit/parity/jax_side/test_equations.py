@@ -14,7 +14,7 @@ from jax import numpy as jnp
 
 from jaxddp.distributed.collectives import AXIS_NAME
 from jaxddp.parity.jax_side import equations
-from jaxddp.parity.jax_side.equations import read
+from jaxddp.parity.jax_side.value_graph import read
 from jaxddp.parity.operations import Operation, Results, are_near, moments
 
 X = np.arange(6.0).reshape(2, 3) - 2.5
@@ -47,6 +47,18 @@ def test_equations_inside_of_a_call_are_read_except_of_a_branch(wrapped: Any) ->
         assert named(program, "mul")[0].numbers == (3.0,)
     else:
         assert not inside and named(program, "cond")
+
+
+@pytest.mark.parametrize(
+    "reduced",
+    [
+        lambda x: lax.reduce_window(x, 1.0, lax.mul, (1, 2), (1, 1), "VALID"),
+        lambda x: lax.reduce(x, 0.0, lambda a, b: a + 2 * b, (0,)),
+    ],
+    ids=["window", "axis"],
+)
+def test_a_reduction_by_a_function_is_one_equation(reduced: Any) -> None:
+    assert are_near(read(summed(reduced), [X])[-1].results[0], moments(np.asarray(reduced(X).sum())[None]))
 
 
 def test_a_scan_is_unrolled_and_keeps_its_order() -> None:

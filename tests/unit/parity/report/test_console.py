@@ -16,6 +16,7 @@ from tests.support.report_cases import (
     ALONE,
     EQUAL,
     INCOMPLETE,
+    LOCATED,
     MEASURED,
     NOT_FINITE,
     NUMERIC,
@@ -48,6 +49,16 @@ def test_text_is_short_and_printable(report):
         (MEASURED, ["  proof  measured: the replicas' start differs by 0.1 in fc.weight"]),
         (ALONE, ["  proof  planted in the reference: residual 2e-15; without a fault: residual 6.6e-4"]),
         (UNEXPLAINED, ["  cause  unexplained", "  layer  blocks.0.gelu (jax: blocks_0/gelu)", "not seen"]),
+        (
+            LOCATED,
+            [
+                "  cause  no name; given equal inputs, these operations give other outputs; all others of the loss are",
+                "  differ jax, port.py:23: mul 0.5, tanh, mul gives -0.17004",
+                "         torch, model.py:19: gelu gives -0.16992",
+                "         in 3 places",
+                "  differ jax, port.py:23: nothing\n         torch, model.py:19: mul 2.82843\n",
+            ],
+        ),
         (NUMERIC, ["different in rounding: ", "gradients            3e-6      2     3e-7  rounds differently"]),
         (
             INCOMPLETE,
@@ -233,7 +244,7 @@ def malformed(**changed) -> str:
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "format is None"),
-        (malformed(format="jaxddp.parity report 1"), "must be 'jaxddp.parity report 6'"),
+        (malformed(format="jaxddp.parity report 1"), "must be 'jaxddp.parity report 7'"),
         (malformed(more=1), r"report: fields are .*more; must be port, "),
         (malformed(steps="10"), "report.steps: is '10'; must be of type int"),
         (malformed(seconds="NaN"), "report.seconds: is 'NaN'; must be of type float"),

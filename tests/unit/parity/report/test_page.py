@@ -19,6 +19,7 @@ from tests.support.report_cases import (
     HOSTILE,
     HUGE,
     INCOMPLETE,
+    LOCATED,
     MEASURED,
     NUMERIC,
     SAMPLES,
@@ -119,6 +120,10 @@ def test_page_works_with_a_screen_reader_and_a_keyboard(report):
         (SEMANTIC, ["Fix: set it explicitly", "decay_value", "6.6e-4", "next best: decay_mask", "2.1e-15"]),
         (MEASURED, ["Measured: the replicas' start differs by 0.1 in fc.weight."]),
         (UNEXPLAINED, ["no known fault explains it", "diverges at blocks.0.gelu", "1 further difference below"]),
+        (
+            LOCATED,
+            ["Operations that differ", "mul 0.5, tanh, mul", "at [3, 17]-0.16992-0.17004", "In 3 places."],
+        ),
         (UNEXPLAINED, ["(8, 32, 14, 14)", "(8, 14, 14, 32)", "[3, 17, 0, 9]-0.17004-0.16992", "layer itself"]),
         (UNEXPLAINED, ["not seen", "differs too", "allowed 1e-12; the replicas differ from each other"]),
         (NUMERIC, ["Different in rounding", "round differently", "Numeric:", "cannot tell", "204"]),

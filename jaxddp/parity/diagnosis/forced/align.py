@@ -1,0 +1,181 @@
+"""Make torch's calls with the port's values: the port computes what a call returns, too, or it differs here."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.forced.layouts import Layouts, Order, equal
+from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
+from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
+from jaxddp.parity.graph import ARGUMENT, Graph, differing
+from jaxddp.parity.operations import Moments, are_near, moments
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A value of the port that a value of torch is.
+
+    Attributes:
+        jax: index of the port's value.
+        order: see `layouts.Order`.
+        inverted: torch has True where the port has False.
+    """
+
+    jax: int
+    order: Order
+    inverted: bool = False
+
+
+@dataclass
+class Alignment:
+    """What the port has in place of torch's values.
+
+    Attributes:
+        arrays: for each value of torch, the port's in torch's layout; where the port has none, what torch computes from
+            the port's values; None: it is too large.
+        twins: the port's values, where there are.
+        forced: index of a value of torch -> the port's value that all calls get in its place.
+        edges: (index of a value of torch, number of a call) -> the port's value that only this call gets.
+    """
+
+    arrays: dict[int, Any] = field(default_factory=dict)
+    twins: dict[int, Twin] = field(default_factory=dict)
+    forced: dict[int, Twin] = field(default_factory=dict)
+    edges: dict[tuple[int, int], Twin] = field(default_factory=dict)
+
+    def copy(self) -> "Alignment":
+        """Return a copy that can be changed."""
+        return Alignment(dict(self.arrays), dict(self.twins), dict(self.forced), dict(self.edges))
+
+
+class Aligner:
+    """Both programs of a loss, and what is known of the port's values.
+
+    Args:
+        loss: torch's program.
+        jax: the port's program.
+    """
+
+    def __init__(self, loss: TorchGraph, jax: Graph):
+        self.loss, self.torch, self.jax = loss, loss.graph, jax
+        self.layouts = Layouts()
+        self._known: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for k, node in enumerate(jax):
+            if node.moments is not None and node.array is not None:
+                self._known[node.moments[:2]].append(k)
+        self.opaque = {call for call in self.torch.outputs if call != ARGUMENT and not self._repeats(call)}
+
+    def start(self) -> Alignment:
+        """Return the alignment without anything forced."""
+        alignment = Alignment()
+        for k, node in enumerate(self.torch):
+            if node.call == ARGUMENT:
+                self._set(alignment, k, node.array)
+        return self.follow(alignment, set(self.torch.outputs))
+
+    def follow(self, alignment: Alignment, calls: Collection[int] = ()) -> Alignment:
+        """Make the calls that depend on what has been forced, in order, and change the alignment.
+
+        Args:
+            alignment: the alignment.
+            calls: further calls that are made.
+        """
+        changed = {*alignment.forced}
+        for number in sorted(self.torch.outputs):
+            if number == ARGUMENT:
+                continue
+            outputs = self.torch.outputs[number]
+            inputs = self.torch[outputs[0]].inputs
+            edges = any((k, number) in alignment.edges for k in inputs)
+            if number in calls or edges or changed.intersection(inputs):
+                for k, array in zip(outputs, self.made(alignment, number), strict=True):
+                    if k not in alignment.forced:
+                        self._set(alignment, k, array)
+                        changed.add(k)
+        return alignment
+
+    def made(
+        self, alignment: Alignment, number: int, replaced: Mapping[int, np.ndarray] | None = None
+    ) -> list[np.ndarray]:
+        """Return what a call makes of the port's values; what it has made, if it cannot be made again.
+
+        Args:
+            alignment: the alignment.
+            number: number of the call.
+            replaced: other values in place of the alignment's.
+        """
+        outputs = self.torch.outputs[number]
+        inputs = self.torch[outputs[0]].inputs
+        given = [(replaced or {}).get(k, self._given(alignment, k, number)) for k in inputs]
+        try:
+            if number not in self.opaque:
+                return self.loss.called(number, given)
+        except IMPOSSIBLE:
+            if replaced:
+                raise
+        return [self.torch[k].array for k in outputs]
+
+    def unequal(self, alignment: Alignment) -> tuple[set[int], set[int]]:
+        """Return the values of torch, and of the port, on which the loss depends and which have no twin."""
+        of_torch = {*alignment.twins, *alignment.forced}
+        of_jax = {twin.jax for twins in (alignment.twins, alignment.forced, alignment.edges) for twin in twins.values()}
+        return differing(self.torch, of_torch), differing(self.jax, of_jax)
+
+    def twin_of(self, array: np.ndarray | None, among: Collection[int] | None = None) -> Twin | None:
+        """Return the port's value that holds the same numbers; None: it has none.
+
+        Args:
+            array: a value of torch's program.
+            among: indices of the port's values that are looked at; None: all.
+        """
+        if array is None:
+            return None
+        for inverted in (False, True) if array.dtype.kind == "b" else (False,):
+            looked_for = ~array if inverted else array
+            wanted = moments_of(looked_for)
+            for k in self._known[wanted[:2]]:
+                if (among is None or k in among) and are_near(wanted, self.jax[k].moments):
+                    order = self.layouts.matching(looked_for, self.jax[k].array)
+                    if order is not None:
+                        return Twin(k, order, inverted)
+        return None
+
+    def array(self, twin: Twin, like: np.ndarray) -> np.ndarray:
+        """Return a value of the port in the layout of torch's."""
+        values = self.jax[twin.jax].array.ravel()[twin.order].reshape(like.shape)
+        return values == 0 if twin.inverted else values
+
+    def _given(self, alignment: Alignment, index: int, call: int) -> np.ndarray:
+        twin = alignment.edges.get((index, call))
+        return alignment.arrays[index] if twin is None else self.array(twin, self.torch[index].array)
+
+    def _set(self, alignment: Alignment, index: int, array: np.ndarray | None) -> None:
+        twin = self.twin_of(array)
+        alignment.twins.pop(index, None)
+        alignment.arrays[index] = array
+        if array is not None and twin is not None:
+            alignment.twins[index] = twin
+            alignment.arrays[index] = self.array(twin, array)
+
+    def _repeats(self, number: int) -> bool:
+        """Return whether a call, made again, returns what it has returned."""
+        outputs = self.torch.outputs[number]
+        node = self.torch[outputs[0]]
+        given = [self.torch[k].array for k in node.inputs]
+        try:
+            again = self.loss.called(number, given) if all(x is not None for x in given) else []
+        except IMPOSSIBLE:
+            return False
+        return len(again) == len(outputs) and all(
+            self.torch[k].array is not None and x.shape == self.torch[k].array.shape and equal(x, self.torch[k].array)
+            for k, x in zip(outputs, again, strict=True)
+        )
+
+
+def moments_of(array: np.ndarray) -> Moments:
+    """Return the moments of an array, of a complex one those of both parts."""
+    array = np.ascontiguousarray(array)
+    return moments(array.view(array.real.dtype) if array.dtype.kind == "c" else array)

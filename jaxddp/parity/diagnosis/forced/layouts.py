@@ -1,0 +1,122 @@
+"""Layouts: in which order an array holds the values of another one."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from math import prod
+
+import numpy as np
+
+from jaxddp.parity.operations import LARGE
+
+Order = np.ndarray  # (n,): for each value of an array, its place in the other one, both flat
+Shape = tuple[int, ...]
+MOST_AXES = 5  # of which every order is tried
+NEAR = 1e-12  # relative to the largest value; measured: calls of both frameworks on equal inputs differ by up to 2e-14
+
+
+def equal(x: np.ndarray, y: np.ndarray, near: float = NEAR) -> bool:
+    """Return whether two arrays of one shape are equal up to rounding; numbers from 1e8 on count as infinity.
+
+    >>> equal(np.array([1.0, -1e9]), np.array([1.0 + 1e-15, -np.inf]))
+    True
+    """
+    if x.dtype.kind not in "fc":
+        return x.dtype.kind not in "fc" if np.array_equal(x, y) else False
+    with np.errstate(invalid="ignore"):
+        if x.dtype.kind == "c" or y.dtype.kind == "c":
+            return bool(np.abs(x - y).max(initial=0.0) <= near * np.abs(x).max(initial=0.0))
+        x, y = (np.clip(np.asarray(value, np.float64), -LARGE, LARGE) for value in (x, y))
+        finite = np.abs(x) < LARGE
+        if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
+            return False
+        scale = max(np.abs(x[finite]).max(initial=0.0), np.abs(y[finite]).max(initial=0.0))
+        return bool(np.abs(x[finite] - y[finite]).max(initial=0.0) <= near * scale)
+
+
+class Layouts:
+    """Orders in which torch's arrays hold the values of the port's.
+
+    Orders that were seen before for the same shapes come first.
+
+    >>> layouts, x = Layouts(), np.arange(6.0).reshape(2, 3)
+    >>> layouts.matching(x.T + 1, x + 1)
+    array([0, 3, 1, 4, 2, 5])
+    >>> layouts.matching(x[:, ::-1], x) is None
+    True
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Shape, Shape], list[Order]] = defaultdict(list)
+
+    def possible(self, torch: Shape, jax: Shape) -> Iterator[Order]:
+        """Yield the orders in which an array of torch may hold the values of one of the port."""
+        seen = self._seen[torch, jax]
+        yield from seen
+        for order in _of_axes(torch, jax):
+            if not any(np.array_equal(order, known) for known in seen):
+                yield order
+
+    def matching(self, torch: np.ndarray, jax: np.ndarray, near: float = NEAR) -> Order | None:
+        """Return the order in which an array of torch holds the port's values; None: it has others."""
+        flat_torch, flat_jax = torch.ravel(), jax.ravel()
+        key = torch.shape, jax.shape
+        for order in self.possible(*key):
+            if equal(flat_torch, flat_jax[order], near):
+                self.note(*key, order)
+                return order
+        strided = _of_strides(flat_torch, flat_jax, near)
+        if strided is not None:
+            self.note(*key, strided)
+        return strided
+
+    def note(self, torch: Shape, jax: Shape, order: Order) -> None:
+        """Remember an order as the likeliest of these shapes."""
+        seen = self._seen[torch, jax]
+        self._seen[torch, jax] = [order, *(known for known in seen if known is not order)]
+
+
+@cache
+def _of_axes(torch: Shape, jax: Shape) -> list[Order]:
+    """Return the orders that come from an order of the axes, those first after which the axes are torch's."""
+    alone, wanted = [n for n in jax if n != 1], [n for n in torch if n != 1]
+    places = np.arange(prod(jax)).reshape(alone)
+    ways = itertools.permutations(range(len(alone))) if len(alone) <= MOST_AXES else [tuple(range(len(alone)))]
+    moved = [places.transpose(way) for way in ways]
+    moved.sort(key=lambda x: [*x.shape] != wanted)
+    fitting = [x for x in moved if [*x.shape] == wanted] or moved
+    return [*{x.tobytes(): x for x in (np.ascontiguousarray(y).ravel() for y in fitting)}.values()]
+
+
+def _of_strides(torch: np.ndarray, jax: np.ndarray, near: float) -> Order | None:
+    """Return the order that equal values show, if it is one of axes of any lengths."""
+    if torch.dtype.kind != "f" or jax.dtype.kind != "f" or torch.size < 2:
+        return None
+    first, second = np.argsort(torch, kind="stable"), np.argsort(jax, kind="stable")
+    if not equal(torch[first], jax[second], near) or (np.diff(torch[first]) == 0).any():
+        return None
+    order = np.empty(torch.size, np.intp)
+    order[first] = second
+    return order if _is_strided(order) else None
+
+
+def _is_strided(order: Order) -> bool:
+    """Return whether places grow by equal steps along axes.
+
+    >>> [_is_strided(np.array(order)) for order in ([0, 2, 4, 1, 3, 5], [3, 4, 5, 0, 1, 2])]
+    [True, False]
+    """
+    while order.size > 1:
+        step = order[1] - order[0]
+        if order[0] != 0 or step <= 0:
+            return False
+        breaks = np.flatnonzero(np.diff(order) != step)
+        length = order.size if not breaks.size else int(breaks[0]) + 1
+        if order.size % length:
+            return False
+        rows = order.reshape(-1, length)
+        if not (np.diff(rows, axis=1) == step).all():
+            return False
+        order = rows[:, 0]
+    return True

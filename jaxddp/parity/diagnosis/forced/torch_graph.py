@@ -1,0 +1,262 @@
+"""The reference's loss as a graph of values, and the values that it computes from others. Imports no jax."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
+from jaxddp.parity.diagnosis.forward.calls import OF, Call, Proceed, Site, tensors_in
+from jaxddp.parity.diagnosis.forward.edits import numbers_of
+from jaxddp.parity.diagnosis.forward.sites import naming
+from jaxddp.parity.graph import ARGUMENT, Graph, Node
+from jaxddp.parity.operations import moments
+from torch_ref.losses import Batch, LossFunction
+
+MOST_BYTES = 2**30  # of the values that are kept; further ones cannot be forced
+CASTS = ("float", "double", "half", "bfloat16", "type_as")  # in a float64 run they change nothing
+DRAWS = ("rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal")  # not computed again
+WRITTEN = "written in place"  # a value that a call has written through a view of it
+
+
+class GraphTrace(CallTrace):
+    """Context manager that records the calls of a loss, and every value when it is computed.
+
+    Args:
+        modules: names of the modules that are being executed.
+        names: id of a parameter, a buffer or an entry of the batch -> its name.
+
+    Attributes:
+        nodes: the values.
+        calls: the calls; a node's `call` is an index of these.
+        held: for each value, the tensor; its memory may have been written to since.
+    """
+
+    def __init__(self, modules: list[str], names: Mapping[int, str]):
+        super().__init__(modules=modules, reads=True)
+        self.nodes: list[Node] = []
+        self.calls: list[Call] = []
+        self.held: list[Tensor] = []
+        self._names = names
+        self._index: dict[int, int] = {}  # id of a tensor -> its node
+        self._versions: list[int] = []
+        self._held_bytes = 0
+        self._writers: dict[int, list[int]] = defaultdict(list)  # memory -> the nodes that wrote to it
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Make a call; one that computes much is replaced by the calls that it consists of."""
+        opened = OPENED.get(func.__name__)
+        if opened is not None:
+            site = func.__name__, self._counter[func.__name__]
+            self._counter[func.__name__] += 1
+
+            def make(part: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+                inner = f"{function.__name__}{OF}{part}", site[1]
+                return self._called(inner, function, arguments, options, Call.run, site)
+
+            result = opened(make, *args, **kwargs or {})
+            if result is not None:
+                return result
+            self._counter[func.__name__] -= 1
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _called(
+        self,
+        site: Site,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        run: Proceed,
+        within: Site | None = None,
+    ) -> Any:
+        if run is not Call.run:  # its inner calls are recorded
+            return super()._called(site, func, args, kwargs, run, within)
+        inputs = tuple(self._node_of(x) for x in tensors_in((args, kwargs)))
+        versions = [x._version for x in tensors_in((args, kwargs))]
+        result = super()._called(site, func, args, kwargs, run, within)
+        changed = [x for x, version in zip(tensors_in((args, kwargs)), versions, strict=True) if x._version != version]
+        results = [*tensors_in(result)] or changed[:1]
+        if not results:
+            return result
+        call = self.recorded[-1]
+        inputs = () if call.name in DRAWS else inputs
+        self.calls.append(call)
+        for output, x in enumerate(results):
+            index = self._add(x, call.words, inputs, output, call)
+            if changed:
+                self._writers[x.untyped_storage().data_ptr()].append(index)
+        return result
+
+    def _node_of(self, x: Tensor) -> int:
+        """Return the value that a tensor holds now."""
+        index = self._index.get(id(x))
+        if index is None:
+            return self._add(x, self._names.get(id(x), "a constant"))
+        if self._versions[index] == x._version:
+            return index
+        writers = [k for k in self._writers[x.untyped_storage().data_ptr()] if k > index]
+        places = [_Place.of(self.held[k]) for k in (index, *writers)]
+        call = Call((WRITTEN, len(self.calls)), partial(_written, places), (x, *(self.held[k] for k in writers)), {})
+        self.calls.append(call)
+        return self._add(x, WRITTEN, (index, *writers), 0, call)
+
+    def _add(
+        self, x: Tensor, name: str, inputs: tuple[int, ...] = (), output: int = 0, call: Call | None = None
+    ) -> int:
+        number = ARGUMENT if call is None else len(self.calls) - 1
+        value = x.detach().to_dense().resolve_conj().resolve_neg().numpy()
+        array = value.copy() if self._held_bytes + value.nbytes <= MOST_BYTES else None
+        self._held_bytes += 0 if array is None else value.nbytes
+        line = (None, ()) if call is None else (call.line, call.callers)
+        numbers = () if call is None or name == WRITTEN else tuple(numbers_of(call))
+        known = moments(value.view(value.real.dtype) if value.dtype.kind == "c" else value)
+        self.nodes.append(Node(name, number, output, inputs, numbers, *line, known, array))
+        self.held.append(x)
+        self._versions.append(x._version)
+        self._index[id(x)] = len(self.nodes) - 1
+        return len(self.nodes) - 1
+
+
+class TorchGraph:
+    """The reference's loss on a micro-batch, recorded; its values can be computed again from others.
+
+    Args:
+        module, loss_fn, batch: what runs.
+
+    Attributes:
+        graph: the values.
+        calls: the calls that compute them.
+
+    >>> loss = TorchGraph(nn.ReLU(), lambda model, batch: {"loss": (2 * model(batch["x"])).sum()}, {"x": torch.ones(3)})
+    >>> [(node.name, node.inputs) for node in loss.graph]
+    [('x', ()), ('relu', (0,)), ('mul', (1,)), ('sum', (2,))]
+    >>> loss.called(1, [np.array([1.0, 2.0, 3.0])])
+    [array([2., 4., 6.], dtype=float32)]
+    """
+
+    def __init__(self, module: nn.Module, loss_fn: LossFunction, batch: Batch):
+        named = {**dict(batch), **dict(module.named_buffers()), **dict(module.named_parameters())}
+        names = {id(x): name for name, x in named.items()}
+        with naming(module) as modules, GraphTrace(modules, names) as trace:
+            sums = loss_fn(module, batch)
+        ends = [k for k, x in enumerate(trace.held) if x is sums["loss"]]
+        self.graph = Graph(trace.nodes, ends[-1] if ends else None)
+        self.calls = trace.calls
+        self._held = trace.held
+
+    def called(self, number: int, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Make a call with other arrays, in the order of its tensors, and return its results.
+
+        Raises:
+            One of `fit.IMPOSSIBLE`: it cannot be made with these.
+        """
+        call, results = self.calls[number], [self._held[k] for k in self.graph.outputs[number]]
+        sources = [self._held[k] for k in self._sources[number]]
+        given = [
+            torch.from_numpy(np.array(x)).to(y.dtype).reshape(y.shape) for x, y in zip(inputs, sources, strict=True)
+        ]
+        if call.name in CASTS:
+            return [given[0].to(results[0].dtype).numpy()]
+        args, kwargs = _with_tensors((call.args, dict(call.kwargs)), iter(given))
+        with torch.no_grad():
+            result = call.function(*args, **kwargs)
+        made = [*tensors_in(result)] or given[:1]
+        return [x.detach().to_dense().numpy() for x in made]
+
+    @cached_property
+    def _sources(self) -> dict[int, tuple[int, ...]]:
+        return {node.call: node.inputs for node in self.graph}
+
+
+class _Place(NamedTuple):
+    """Where in its memory a tensor is."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_Place":
+        return cls(tuple(x.size()), x.stride(), int(x.storage_offset()))
+
+    @property
+    def end(self) -> int:
+        return self.offset + sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True)) + 1
+
+
+def _written(places: Sequence[_Place], *tensors: Tensor) -> Tensor:
+    """Return the first tensor after the others have been written to the memory that they share."""
+    memory = torch.zeros(max(place.end for place in places), dtype=tensors[0].dtype)
+    for place, x in zip(places, tensors, strict=True):
+        memory.as_strided(*place).copy_(x)
+    return memory.as_strided(*places[0]).clone()
+
+
+def _with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """Return nested arguments with other tensors, in the order of `tensors_in`."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, tuple | list):
+        return type(value)(*_each(value, tensors)) if hasattr(value, "_fields") else type(value)(_each(value, tensors))
+    if isinstance(value, Mapping):
+        return {key: _with_tensors(one, tensors) for key, one in value.items()}
+    return value
+
+
+def _each(values: Sequence[Any], tensors: Iterator[Tensor]) -> list[Any]:
+    return [_with_tensors(one, tensors) for one in values]
+
+
+def opened_product_attention(
+    make: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return scaled_dot_product_attention, computed by the calls that it consists of."""
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key = make("the keys", torch.repeat_interleave, key, groups, -3)
+        value = make("the values", torch.repeat_interleave, value, groups, -3)
+    scores = make("the scores", torch.matmul, query, make("the keys", torch.transpose, key, -2, -1))
+    scores = make("the scores", torch.mul, scores, 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        hidden = make("the mask", torch.logical_not, attn_mask)
+        scores = make("the scores", torch.masked_fill, scores, hidden, -math.inf)
+    elif attn_mask is not None:
+        scores = make("the scores", torch.add, scores, attn_mask)
+    weights = make("the scores", torch.softmax, scores, -1)
+    if dropout_p:
+        weights = opened_dropout(make, weights, dropout_p) or weights
+    return make("the values", torch.matmul, weights, value)
+
+
+def opened_dropout(
+    make: Callable[..., Any], input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor | None:
+    """Return dropout as a product with its mask, which is drawn once; None: nothing is dropped, or in place."""
+    if not (training and 0 < p < 1) or inplace:
+        return None
+    mask = F.dropout(torch.ones_like(input), p)
+    return make("dropout", torch.mul, input, mask)
+
+
+OPENED: dict[str, Callable[..., Tensor | None]] = {
+    "scaled_dot_product_attention": opened_product_attention,
+    "dropout": opened_dropout,
+}

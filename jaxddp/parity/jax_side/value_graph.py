@@ -1,0 +1,156 @@
+"""The port's loss as a graph of values: a job of the jax process, and a function of any loss."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from jaxddp.data.micro_batches import MicroBatches
+from jaxddp.nn.losses import Batch
+from jaxddp.parity.case_interface import AnyCase, Trajectory, micro_batches_of
+from jaxddp.parity.graph import ARGUMENT, SLICE, Graph, Node, operations_of
+from jaxddp.parity.jax_side.checked_step import side_of
+from jaxddp.parity.jax_side.equations import Made, Reader, Value, moments_of, program_of, shown
+from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
+from jaxddp.parity.jax_side.recorded_runs import given_gradients
+from jaxddp.parity.jax_side.side import JaxSide
+from jaxddp.parity.lazy_arrays import Arrays
+from jaxddp.parity.operations import Moments, Operations, SourceLine
+from jaxddp.parity.processes import Tell
+from jaxddp.parity.torch_side.pool import torch_records
+from jaxddp.state import Buffers, Params
+
+
+@dataclass(frozen=True)
+class ReadLoss:
+    """A job that reads the values of a case's loss on one micro-batch.
+
+    Attributes:
+        case: model or port.
+        start: initial weights of the reference.
+        reference: folder of the reference's records.
+        step, rank: step (from 0) and rank whose first micro-batch is the input.
+        loss: the loss of a `MultiLossStep` that is read, or the parameter, by torch's name, whose next value is.
+    """
+
+    case: AnyCase
+    start: Arrays
+    reference: Path
+    step: int
+    rank: int
+    loss: str = "loss"
+
+    def run(self, tell: Tell) -> Graph:
+        """Trace the loss, run it, and return its values; none if it cannot be traced for a single replica."""
+        tell("jax's program")
+        reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            side = side_of(self.case)
+            batch = micro_batches_of(next(islice(self.case.batches(), self.step, None)), self.rank)[0]
+            weights = side.from_torch(reference.before(self.step))
+            arguments: tuple[Any, ...] = *weights, jax.tree.map(jnp.asarray, batch)
+            step: Any = side.replica_step
+            if isinstance(step, MultiLossStep):
+                arguments = *arguments, given_gradients(reference, self.step, side)
+            # A loss that cannot be traced for a single replica, or has no equations, is explained without them.
+            with side.lifting(), contextlib.suppress(Exception):
+                return graph_of(lambda *values: _results(side, step, *values)[self.loss], arguments)
+        return Graph(())
+
+
+def _results(
+    side: JaxSide, step: Any, params: Params, buffers: Buffers, batch: Batch, *gradients: Params
+) -> dict[str, jax.Array]:
+    """Return a step's losses by name; also the new parameters of a `MultiLossStep`, in a first step with gradients."""
+    if not isinstance(step, MultiLossStep):
+        sums: dict[str, jax.Array] = step.loss(params, buffers, batch)[0]
+        return sums
+    state = step.init(params, buffers)
+    state = replace(state, opt_state=step.forced(state.opt_state, *gradients))
+    stages = step(state, MicroBatches(None, batch))[2]
+    return {**stages["local_loss"], **side.to_torch(stages["params"], library=jnp)}
+
+
+MOST_BYTES = 2**27  # of all values; of a larger program, large values are read as moments
+
+
+def kept(x: Any) -> Any:
+    """Return a value, nothing for a random key."""
+    return x if isinstance(x, jax.Array) and not jnp.issubdtype(x.dtype, jax.dtypes.extended) else jnp.zeros(0)
+
+
+def graph_of(loss: Callable[..., Any], arguments: Sequence[Any]) -> Graph:
+    """Return the values of a loss, computed by the equations that `equations.read` reads.
+
+    Args:
+        loss: function of arrays that returns a scalar; it may use collectives.
+        arguments: trees of arrays.
+
+    >>> graph = graph_of(lambda x: jnp.sum(2 * jnp.sin(x)), [jnp.array([1.0, 2.0])])
+    >>> [(node.name, node.inputs, node.numbers) for node in graph[1:5]]
+    [('[0]', (), ()), ('sin', (1,), ()), ('mul', (2,), (2.0,)), ('reduce_sum', (3,), ())]
+    """
+    closed = program_of(loss, arguments)
+    flat, _ = jax.tree_util.tree_flatten_with_path(tuple(arguments))
+    names = ["the replica", *(jax.tree_util.keystr(path) for path, _ in flat)]
+    made: list[Made] = []
+
+    def run(*arrays: jax.Array) -> list[Any]:
+        made.clear()
+        made.extend(Made(name, (), (), (x,)) for name, x in zip(names, arrays, strict=True))
+        _GraphReader(made).read(closed, [Value(x, k) for k, x in enumerate(arrays)])
+        sizes = sum(x.nbytes for one in made for x in one.results if isinstance(x, jax.Array))
+        show = kept if sizes <= MOST_BYTES else shown
+        return [[show(x) for x in one.results] for one in made]
+
+    values = jax.device_get(jax.jit(run)(jnp.zeros(1), *(x for _, x in flat)))
+    firsts: list[int] = []
+    nodes: list[Node] = []
+    for number, (one, of_one) in enumerate(zip(made, values, strict=True)):
+        firsts.append(len(nodes))
+        is_argument = number < len(names) or one.name == _GraphReader.CONSTANT
+        call = ARGUMENT if is_argument else number
+        inputs = tuple(firsts[x.maker] + x.output for x in one.inputs if x.maker is not None)
+        numbers = tuple(x.number for x in one.inputs if x.number is not None)
+        line, callers = next(iter(one.lines), None), one.lines[1:]
+        for output, x in enumerate(of_one):
+            array = None if isinstance(x, Moments) or not x.size else np.asarray(x)
+            reals = array.view(array.real.dtype) if array is not None and array.dtype.kind == "c" else x
+            known = moments_of(reals) if array is not None or isinstance(x, Moments) else None
+            nodes.append(Node(one.name, call, output, inputs, numbers, line, callers, known, array))
+    return Graph(nodes)
+
+
+class _GraphReader(Reader):
+    """A reader that keeps constants and slices as values."""
+
+    CONSTANT = "a constant"
+
+    def constant(self, x: Any) -> Value:
+        value = super().constant(x)
+        if value.number is not None:
+            return value
+        return self._added(self.CONSTANT, (), (), jnp.asarray(x))
+
+    def sliced(self, x: Value, step: int, lines: tuple[SourceLine, ...]) -> Value:
+        return self._added(SLICE, (x,), lines, x.array[step])
+
+    def _added(self, name: str, inputs: tuple[Value, ...], lines: tuple[SourceLine, ...], array: Any) -> Value:
+        self.made.append(Made(name, inputs, lines, (array,)))
+        return Value(array, len(self.made) - 1)
+
+
+def read(loss: Callable[..., Any], arguments: Sequence[Any]) -> Operations:
+    """Return the equations of a loss; see `graph_of`.
+
+    >>> program = read(lambda x: jnp.sum(jax.nn.leaky_relu(x, 0.2)), [jnp.array([1.0, -1.0])])
+    >>> [(one.name, one.numbers) for one in program if one.numbers]
+    [('ge', (0.0,)), ('mul', (0.2,))]
+    """
+    return operations_of(graph_of(loss, arguments))

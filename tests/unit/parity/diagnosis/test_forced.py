@@ -1,0 +1,169 @@
+"""Differences of two losses are located to the operations that get equal inputs and give other outputs."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from jax import numpy as jnp
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jaxddp.parity.diagnosis.forced.describe import described
+from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
+from jaxddp.parity.jax_side.value_graph import graph_of
+from jaxddp.parity.operations import SegmentText
+
+BATCH, TIME, WIDTH, HEADS = 3, 5, 8, 2
+Loss = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+
+
+class Weights(nn.Module):
+    """Weights of a small transformer's block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out, self.up = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm, self.scale = nn.LayerNorm(WIDTH), nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+
+
+def torch_loss(model: Weights, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    x = batch["x"] * WIDTH**0.5
+    q, k, v = model.qkv(model.norm(x)).view(BATCH, TIME, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+    h = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(BATCH, TIME, WIDTH)
+    x = x + model.scale * model.out(h)
+    x = torch.cat([F.gelu(model.up(x)), x], -1)
+    x[:, 0] *= 2.0
+    return {"loss": F.smooth_l1_loss(x.mean(1), batch["y"], beta=0.5)}
+
+
+def norm(x: jax.Array, p: Mapping[str, jax.Array], eps: float = 1e-5) -> jax.Array:
+    x = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + eps)
+    return x * p["norm.weight"] + p["norm.bias"]
+
+
+def heads(x: jax.Array) -> jax.Array:
+    return x.reshape(BATCH, TIME, HEADS, -1)
+
+
+def huber(difference: jax.Array, beta: float = 0.5) -> jax.Array:
+    size = jnp.abs(difference)
+    return jnp.where(size < beta, difference**2 / (2 * beta), size - beta / 2).mean()
+
+
+def jax_loss(
+    p: Mapping[str, jax.Array],
+    batch: Mapping[str, jax.Array],
+    *,
+    factor: float = WIDTH**0.5,
+    first: Callable[..., jax.Array] = norm,
+    split: Callable[[jax.Array], Any] = lambda x: jnp.split(x, 3, -1),
+    masked: Callable[[jax.Array], jax.Array] = lambda s: jnp.where(jnp.tril(jnp.ones(s.shape[-2:])) == 1, s, -1e30),
+    share: Callable[[jax.Array], jax.Array] = jax.nn.softmax,
+    scale: Callable[[jax.Array], jax.Array] = lambda scale: scale,
+    joined: Callable[[jax.Array, jax.Array], jax.Array] = lambda up, x: jnp.concatenate([up, x], -1),
+    twice: int = 0,
+    error: Callable[[jax.Array], jax.Array] = huber,
+) -> jax.Array:
+    """Compute the loss in another way, with its pieces as arguments."""
+    x = batch["x"] * factor
+    q, k, v = map(heads, split(first(x, p) @ p["qkv.weight"].T + p["qkv.bias"]))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (WIDTH // HEADS) ** -0.5
+    h = jnp.einsum("bhqk,bkhd->bqhd", share(masked(scores)), v).reshape(BATCH, TIME, WIDTH)
+    x = x + scale(p["scale"]) * (h @ p["out.weight"].T + p["out.bias"])
+    x = joined(jax.nn.gelu(x @ p["up.weight"].T + p["up.bias"], approximate=False), x)
+    x = x.at[:, twice].multiply(2.0)
+    return error(x.mean(1) - batch["y"])
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[TorchGraph, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    model = Weights().double()
+    batch = {"x": rng.normal(size=(BATCH, TIME, WIDTH)), "y": rng.normal(size=(BATCH, 2 * WIDTH))}
+    loss = TorchGraph(model, torch_loss, {name: torch.from_numpy(x) for name, x in batch.items()})
+    return loss, {name: x.detach().numpy() for name, x in model.named_parameters()}, batch
+
+
+def segments(reference: Any, **pieces: Any) -> tuple[SegmentText, ...]:
+    loss, weights, batch = reference
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        arguments = [{name: jnp.asarray(x) for name, x in of.items()} for of in (weights, batch)]
+        graph = graph_of(lambda p, b: jax_loss(p, b, **pieces), arguments)
+    return described(Location(loss, graph))
+
+
+def test_a_loss_that_is_written_in_another_way_has_no_segments(reference: Any) -> None:
+    assert segments(reference) == ()
+
+
+def masked_after(scores: jax.Array) -> jax.Array:
+    return jnp.where(jnp.tril(jnp.ones(scores.shape[-2:])) == 1, jax.nn.softmax(scores), 0.0)
+
+
+VARIANCE = [
+    "reduce_sum",
+    "div 8",
+    "sub",
+    "reduce_sum",
+    "div 8",
+    "sub",
+    "square",
+    "reduce_sum",
+    "div 8",
+    "gt 8 0",
+    "select_n nan",
+]
+
+# Pieces -> the operations of both sides, torch's and the port's, of each segment.
+CASES: dict[str, tuple[dict[str, Any], list[tuple[list[str], list[str]]]]] = {
+    "a factor left out": ({"factor": 1.0}, [(["mul 2.82843"], [])]),
+    "another number": ({"factor": 8.0}, [(["mul 2.82843"], ["mul 8"])]),
+    "a norm left out": ({"first": lambda x, p: x}, [(["layer_norm 1e-05"], [])]),
+    "a small number": (
+        {"first": lambda x, p: norm(x, p, 1e-9)},
+        [(["layer_norm 1e-05"], [*VARIANCE, "add 1e-09", "sqrt", "div", "mul", "add"])],
+    ),
+    "an operation added": ({"scale": jnp.tanh}, [([], ["tanh"])]),
+    "another order": ({"joined": lambda up, x: jnp.concatenate([x, up], -1)}, [(["cat"], ["concatenate"])]),
+    "keys and values swapped": (
+        {"split": lambda x: [jnp.split(x, 3, -1)[k] for k in (0, 2, 1)]},
+        [([], ["split"])],
+    ),
+    "a mask after the softmax": (
+        {"masked": lambda scores: scores, "share": masked_after},
+        [(["masked_fill of the scores -inf"], []), ([], ["select_n 0 1", "eq 1", "select_n 0"])],
+    ),
+    "another place that is written to": (
+        {"twice": 1},
+        [(["__getitem__", "mul_ 2", "written in place", "__setitem__"], ["scatter-mul 1 2"])],
+    ),
+    "another function": (
+        {"error": lambda difference: jnp.square(difference).mean()},
+        [(["smooth_l1_loss 0.5"], ["sub", "square", "reduce_sum", "div 48"])],
+    ),
+    "two faults": (
+        {"factor": 8.0, "scale": jnp.tanh},
+        [(["mul 2.82843"], ["mul 8"]), ([], ["tanh"])],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_is_located_to_its_operations(name: str, reference: Any) -> None:
+    pieces, expected = CASES[name]
+    found = segments(reference, **pieces)
+    assert [([*one.torch], [*one.jax]) for one in found] == expected
+    assert all(one.lines.torch and one.lines.jax for one in found)
+
+
+def test_a_segment_has_the_values_that_differ_most(reference: Any) -> None:
+    [segment] = segments(reference, factor=1.0)
+    _, _, batch = reference
+    place = np.unravel_index(np.abs(batch["x"]).argmax(), batch["x"].shape)
+    assert segment.element == place
+    np.testing.assert_allclose(segment.values, (batch["x"][place], batch["x"][place] * 8**0.5), rtol=1e-12)
