@@ -1,5 +1,6 @@
 """Show the progress of a check: its stage, how far it is and how long it may take, on one line that is rewritten."""
 
+import os
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ COMPARE, CAUSES, PATCHES = "comparison of the records", "causes of differences",
 RATES, INITIAL, EVALUATION = "rates to the end of the schedule", "initialisation", "evaluation"
 BEYOND, WITHOUT_EFFECT, KEYS = "comparison beyond the run", "operations without effect", "random keys"
 RUNS = (FREE, FORCED, FLOAT32)
+WIDTH = 80  # columns of a terminal that does not say how many it has
 EVERY = {True: 0.5, False: 30.0}  # seconds between two texts: rewritten, and line by line
 
 
@@ -164,7 +166,17 @@ class Progress:
 
 def _line(stream: TextIO) -> "tqdm[Any]":
     """Return a line of a terminal that is rewritten, cut to its width, and cleared at the end."""
-    return tqdm(file=stream, bar_format="{desc}", leave=False, dynamic_ncols=True, miniters=1, mininterval=0)
+    unknown = _columns(stream) == 0  # tqdm would cut the line to nothing
+    width = {"ncols": WIDTH, "nrows": 20} if unknown else {"dynamic_ncols": True}
+    return tqdm(file=stream, bar_format="{desc}", leave=False, miniters=1, mininterval=0, **width)
+
+
+def _columns(stream: TextIO) -> int:
+    """Return the width of a terminal; 0 if it does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        return 0
 
 
 def _can_rewrite(stream: Any) -> bool:

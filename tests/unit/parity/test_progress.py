@@ -1,6 +1,8 @@
 """A check reports its progress: on one line of a terminal, or line by line."""
 
 import io
+import os
+import pty
 import threading
 
 import pytest
@@ -138,3 +140,13 @@ def test_nothing_goes_on_without_the_weights_of_torch(stage: str, follows: str) 
     with progress.stage(stage):
         progress.watch([jax, NoWeights()])
     assert said == [f"torch rank 0: torch_model: torch_model: a is complex64{follows}"]
+
+
+def test_a_terminal_that_does_not_say_how_wide_it_is_gets_the_line() -> None:
+    ours, terminal = pty.openpty()  # of 0 columns
+    with os.fdopen(terminal, "w") as stream:
+        progress = Progress(3, ["a stage"], stream=stream)
+        with progress.stage("a stage"):
+            progress.show()
+        assert b"a stage" in os.read(ours, 1000)
+    os.close(ours)
