@@ -114,7 +114,7 @@ def soak(options: SoakOptions, run: Path) -> dict[str, Any]:
     samples: list[dict[str, float]] = []
     last = time.monotonic() + 60 * options.minutes
     while time.monotonic() < last:
-        until = min(last, time.monotonic() + options.kill_every * rng.uniform(1 / 3, 5 / 3))
+        until = time.monotonic() + options.kill_every * rng.uniform(1 / 3, 5 / 3)  # also of the last start
         with run.with_suffix(".log").open("ab") as said:
             process = subprocess.Popen(command(run, options.checkpoint_every), stdout=said, stderr=said)
         try:

@@ -151,7 +151,7 @@ class Difference:
         detail: one more line, if any ("replicas 1 and 3 differ from 0").
         not_finite: the only side, "torch" or "jax", with non-finite values; "": neither.
         jax, torch: without a cause, the first line of each side that computes something else; None: unknown.
-        segments: without a cause, the operations of the loss that differ; all others are equal, given equal inputs.
+        segments: without a cause, the operations of the loss that get equal inputs and give other values.
         needs: what it takes to find the cause, if none was sought.
         patch: an edit that removes the difference, or why there is none; None: none was sought.
     """

@@ -199,12 +199,10 @@ def test_after_a_nan_a_damaged_checkpoint_is_not_offered(tmp_path: Path, monkeyp
 
 SLOW_SAVES = """
 import sys, time
-from jaxddp import cli
 from jaxddp.checkpoint.record import RecordHandler
-from jaxddp.config import TrainerConfig
-from jaxddp.train import main
+from jaxddp.train.command import run
 RecordHandler.save = lambda *arguments: time.sleep(600)
-cli.run(main, TrainerConfig, "train")
+run(sys.argv[1:])
 """
 
 

@@ -275,7 +275,7 @@ def evidence(difference: Difference, causes: Sequence[Cause]) -> str:
 
 
 MOST_OPERATIONS = 6  # of one side of a segment that are listed
-SEGMENTS = "given equal inputs, these operations give other outputs; all others of the loss are equal"
+SEGMENTS = "in one micro-batch, these operations of the loss get equal inputs and give other values"
 
 
 def operations(names: Sequence[str]) -> str:

@@ -88,8 +88,11 @@ class Location:
             self._search()
 
     def _search(self) -> None:
-        while self._of_torch and len(self.segments) < MOST_SEGMENTS and self._step():
-            pass
+        while self._of_torch and len(self.segments) < MOST_SEGMENTS:
+            if not self._step():
+                return
+        if self._of_torch:
+            self._add_rest()
 
     def _step(self) -> bool:
         """Add the cheapest segments after which a call computes what the port does; if there are none, the rest."""
@@ -105,9 +108,13 @@ class Location:
                 if hits:
                     self._accept(min(hits, key=lambda hit: (hit.cost, hit.strange, hit.left)))
                     return True
+        self._add_rest()
+        return False
+
+    def _add_rest(self) -> None:
+        """Add what still differs as one segment, which ends with the losses."""
         ends = self.torch.end, self.jax.end
         self.segments.append(Segment(tuple(sorted(self._of_torch)), tuple(sorted(self._of_jax)), ends))
-        return False
 
     def _hits(self, number: int, most: int) -> Iterator[Hit]:
         inputs = dict.fromkeys(self.torch[self.torch.outputs[number][0]].inputs)

@@ -148,7 +148,9 @@ class TorchGraph:
         with naming(module) as modules, GraphTrace(modules, names) as trace:
             sums = loss_fn(module, batch)
         ends = [k for k, x in enumerate(trace.held) if x is sums["loss"]]
-        self.graph = Graph(trace.nodes, ends[-1] if ends else None)
+        if not ends:
+            raise ValueError("the loss is the result of no call that was recorded")
+        self.graph = Graph(trace.nodes, ends[-1])
         self.calls = trace.calls
         self._held = trace.held
 

@@ -52,7 +52,7 @@ def test_text_is_short_and_printable(report):
         (
             LOCATED,
             [
-                "  cause  no name; given equal inputs, these operations give other outputs; all others of the loss are",
+                "  cause  no name; in one micro-batch, these operations of the loss get equal inputs and give other",
                 "  differ jax, port.py:23: mul 0.5, tanh, mul gives -0.17004",
                 "         torch, model.py:19: gelu gives -0.16992",
                 "         in 3 places",
