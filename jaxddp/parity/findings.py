@@ -117,6 +117,7 @@ class Segment:
         element: index of the element of the output that differs most, in torch's layout.
         values: its value, in jax and in torch.
         places: number of places that have the same operations at the same lines.
+        jax_code, torch_code: what each side computes, as code in the reference's names; "": too long.
     """
 
     jax: tuple[str, ...]
@@ -126,12 +127,14 @@ class Segment:
     element: tuple[int, ...]
     values: tuple[float, float]
     places: int
+    jax_code: str = ""
+    torch_code: str = ""
 
     @classmethod
     def of(cls, text: SegmentText) -> "Segment":
         """Return a segment with its lines as they are written in the user's files."""
         lines = Quote.of(text.lines.jax), Quote.of(text.lines.torch)
-        return cls(text.jax, text.torch, *lines, text.element, text.values, text.places)
+        return cls(text.jax, text.torch, *lines, text.element, text.values, text.places, *text.code)
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ class Difference:
         detail: one more line, if any ("replicas 1 and 3 differ from 0").
         not_finite: the only side, "torch" or "jax", with non-finite values; "": neither.
         jax, torch: without a cause, the first line of each side that computes something else; None: unknown.
-        segments: without a cause, the operations of the loss that get equal inputs and give other values.
+        segments: operations of the loss that get equal inputs and give other values: of the cause, or without one, all.
         needs: what it takes to find the cause, if none was sought.
         patch: an edit that removes the difference, or why there is none; None: none was sought.
     """

@@ -3,7 +3,7 @@
 import linecache
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -56,6 +56,14 @@ def calling_lines() -> Iterator[tuple[str, int]]:
         frame = frame.f_back
 
 
+def variables_of_user() -> Mapping[str, object]:
+    """Return the local variables of the innermost function of a user's file on the call stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_of_user(frame.f_code.co_filename):
+        frame = frame.f_back
+    return {} if frame is None or frame.f_code.co_name == "<module>" else frame.f_locals
+
+
 def library_function() -> str:
     """Return the name of the library's function that the innermost user's line calls; "" if it is a private one."""
     frame: FrameType | None = sys._getframe(1)
@@ -97,6 +105,7 @@ class SegmentText:
         element: index of the element of the output that differs most, in torch's layout.
         values: its value, in jax and in torch.
         places: number of places that have the same operations at the same lines.
+        code: what the port and the reference compute there, as code; "": too long.
     """
 
     jax: tuple[str, ...]
@@ -105,6 +114,7 @@ class SegmentText:
     element: tuple[int, ...] = ()
     values: tuple[float, float] = (0.0, 0.0)
     places: int = 1
+    code: tuple[str, str] = ("", "")
 
 
 class OptimizerLines(NamedTuple):

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence, ModelStep
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.graph import Graph, operations_of
-from jaxddp.parity.jax_side.value_graph import graph_of
+from jaxddp.parity.jax_side.value_graph import TracedLoss
+from jaxddp.parity.varied import WAYS, varied
 
 FEATURES, WIDTH, CLASSES, EXAMPLES, STEPS = 6, 8, 5, 7, 2
 Params = Mapping[str, jax.Array]
@@ -117,8 +118,13 @@ def evidence_between(
             tensors = {name: torch.from_numpy(x) for name, x in batch.items()}
             shown = np.array([float(loss)]), {name: np.asarray(x)[None] for name, x in gradients.items()}
             steps.append(ModelStep(state, None, [[tensors]], *shown, {}, {}))
-        graph = graph_of(of_jax, (params, arrays)) if reads else Graph(())
-    reading = Reading(operations_of(graph), len(steps) - 1, 0, graph=graph if reads else None)
+        loss = TracedLoss(of_jax, (params, arrays))
+        graph = loss.graph((params, arrays)) if reads else Graph(())
+        others = {
+            way: loss.graph(({name: jnp.asarray(x) for name, x in varied(state, state, way).items()}, arrays))
+            for way in (WAYS if reads else ())
+        }
+    reading = Reading(operations_of(graph), len(steps) - 1, 0, graph=graph if reads else None, varied=others)
     return ModelEvidence(module, of_torch, steps, world_size=1, reading=reading)
 
 

@@ -113,7 +113,7 @@ ORDER = [
 ]
 PARITY_ORDER = [
     ["lazy_arrays", "operations", "private_parts", "replaced_functions"],
-    ["graph", "stored_tensors", "sums", "quote", "idle_operations"],
+    ["graph", "stored_tensors", "sums", "quote", "idle_operations", "varied"],
     ["coverage", "held_types"],
     ["port", "records", "excerpts", "projections", "fingerprints", "catalogue", "environment", "family", "stopping"],
     ["user_code"],
@@ -149,6 +149,7 @@ NEITHER = (
     "rate_curves.py",
     "coverage.py",
     "graph.py",
+    "varied.py",
     "held_types.py",
     "family.py",
     "findings.py",

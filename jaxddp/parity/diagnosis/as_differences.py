@@ -30,9 +30,9 @@ def as_differences(
     nearest = next_best(ruling, located.residual) if ruling is not None and not causes else None
     cut_short = CUT_SHORT if ruling is not None and ruling.cut_short else ""
     common = "" if causes else _pattern(evidence, stage)
-    segments = () if ruling is None or causes else tuple(map(Segment.of, ruling.segments))
+    segments = () if ruling is None else tuple(map(Segment.of, ruling.segments))
     part = ruling.lines[0] if ruling is not None and ruling.lines and not causes else Lines()
-    for cause in causes or [None]:
+    for place, cause in enumerate(causes or [None]):
         yield Difference(
             stage,
             located.step,
@@ -44,7 +44,7 @@ def as_differences(
             detail=joined(located.detail, common, cut_short),
             jax=Quote.of(part.jax),
             torch=Quote.of(part.torch),
-            segments=segments,
+            segments=segments[place : place + 1] if causes else segments,
         )
 
 
@@ -100,9 +100,18 @@ def causes_of(ruling: Ruling, optimizer: TorchOptimizer, residual: float) -> Ite
 
 
 def _in_order(hypothesis: Hypothesis, faults: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (fault, line) pairs, with each fault that is in `faults` at its position there."""
+    """Return (fault, line) pairs, with each fault that is in `faults` at its position there.
+
+    >>> _in_order(Hypothesis(("factor", "eps", "factor"), "x times 2; eps 1; y times 3", 0.0), ("eps", "factor", "a"))
+    [('eps', 'eps 1'), ('factor', 'x times 2'), ('factor', 'y times 3')]
+    """
     says = hypothesis.says.split("; ")
     one_each = len(says) == len(hypothesis.faults)
     left = [(fault, says[i] if one_each else hypothesis.says) for i, fault in enumerate(hypothesis.faults)]
-    others = [part for part in left if part[0] not in faults]
-    return [next((part for part in left if part[0] == fault), None) or others.pop(0) for fault in faults]
+    pairs: list[tuple[str, str] | None] = []
+    for fault in faults:
+        part = next((part for part in left if part[0] == fault), None)
+        pairs.append(part)
+        if part is not None:
+            left.remove(part)
+    return [part or left.pop(0) for part in pairs]

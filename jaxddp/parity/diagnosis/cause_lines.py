@@ -37,13 +37,14 @@ def read_program(
 ) -> Reading | None:
     """Read the port's program of a loss; None: it cannot be read."""
     read = ReadLoss(evidence.case, evidence.start, evidence.torch_folder, step, rank, loss)
-    graph = searches.run(lambda: searches.workers.jax.do(read), problems=[])
+    graphs = searches.run(lambda: searches.workers.jax.do(read), problems=[])
     lines = searches.run(
         lambda: searches.workers.jax.do(PortLines(evidence.case, evidence.start, (MODEL,))), problems=[]
     )
-    if graph is None:
+    if graphs is None:
         return None
-    return Reading(operations_of(graph), step, rank, returned_at((lines or {}).get(MODEL)), graph)
+    program = () if graphs.run is None else operations_of(graphs.run)
+    return Reading(program, step, rank, returned_at((lines or {}).get(MODEL)), graphs.run, graphs.varied)
 
 
 def with_optimizer_lines(

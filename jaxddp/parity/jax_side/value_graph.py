@@ -1,8 +1,8 @@
 """The port's loss as a graph of values: a job of the jax process, and a function of any loss."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,22 @@ from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.operations import Moments, Operations, SourceLine
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.torch_side.pool import torch_records
+from jaxddp.parity.varied import WAYS, varied
 from jaxddp.state import Buffers, Params
+
+
+@dataclass(frozen=True)
+class ReadGraphs:
+    """Values of a port's loss.
+
+    Attributes:
+        run: those of the run; None: they could not be read.
+        varied: way of `varied.WAYS` -> those with parameters that are varied; "turned": of the next replica's
+            micro-batch, too.
+    """
+
+    run: Graph | None = None
+    varied: Mapping[str, Graph] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,22 +61,33 @@ class ReadLoss:
     rank: int
     loss: str = "loss"
 
-    def run(self, tell: Tell) -> Graph:
+    def run(self, tell: Tell) -> ReadGraphs:
         """Trace the loss, run it, and return its values; none if it cannot be traced for a single replica."""
         tell("jax's program")
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
+        read: list[Graph] = []
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             side = side_of(self.case)
-            batch = micro_batches_of(next(islice(self.case.batches(), self.step, None)), self.rank)[0]
-            weights = side.from_torch(reference.before(self.step))
-            arguments: tuple[Any, ...] = *weights, jax.tree.map(jnp.asarray, batch)
             step: Any = side.replica_step
-            if isinstance(step, MultiLossStep):
-                arguments = *arguments, given_gradients(reference, self.step, side)
+            batches = next(islice(self.case.batches(), self.step, None))
+            weights, parameters = reference.before(self.step), [*reference.records[self.step]["params"]]
+            other = (self.rank + 1) % self.case.world_size
+
+            def arguments(tensors: Arrays, rank: int) -> tuple[Any, ...]:
+                batch = jax.tree.map(jnp.asarray, micro_batches_of(batches, rank)[0])
+                gradients = (given_gradients(reference, self.step, side),) if isinstance(step, MultiLossStep) else ()
+                return *side.from_torch(tensors), batch, *gradients
+
             # A loss that cannot be traced for a single replica, or has no equations, is explained without them.
             with side.lifting(), contextlib.suppress(Exception):
-                return graph_of(lambda *values: _results(side, step, *values)[self.loss], arguments)
-        return Graph(())
+                loss = TracedLoss(
+                    lambda *values: _results(side, step, *values)[self.loss], arguments(weights, self.rank)
+                )
+                read.append(loss.graph(arguments(weights, self.rank)))
+                if not isinstance(step, MultiLossStep) and all(x.array is not None for x in read[0] if x.size):
+                    for way, rank in ((NEAR, self.rank), (TURNED, other)):
+                        read.append(loss.graph(arguments(varied(weights, parameters, way), rank)))
+        return ReadGraphs(next(iter(read), None), dict(zip((NEAR, TURNED), read[1:], strict=False)))
 
 
 def _results(
@@ -77,6 +103,7 @@ def _results(
     return {**stages["local_loss"], **side.to_torch(stages["params"], library=jnp)}
 
 
+NEAR, TURNED = WAYS
 MOST_BYTES = 2**27  # of all values; of a larger program, large values are read as moments
 
 
@@ -85,46 +112,58 @@ def kept(x: Any) -> Any:
     return x if isinstance(x, jax.Array) and not jnp.issubdtype(x.dtype, jax.dtypes.extended) else jnp.zeros(0)
 
 
-def graph_of(loss: Callable[..., Any], arguments: Sequence[Any]) -> Graph:
-    """Return the values of a loss, computed by the equations that `equations.read` reads.
+class TracedLoss:
+    """A loss as the equations that `equations.read` reads.
 
     Args:
         loss: function of arrays that returns a scalar; it may use collectives.
         arguments: trees of arrays.
+    """
+
+    def __init__(self, loss: Callable[..., Any], arguments: Sequence[Any]):
+        self._closed = program_of(loss, arguments)
+        flat, _ = jax.tree_util.tree_flatten_with_path(tuple(arguments))
+        self._names = ["the replica", *(jax.tree_util.keystr(path) for path, _ in flat)]
+        self._made: list[Made] = []
+        self._run = jax.jit(self._values)
+
+    def _values(self, *arrays: jax.Array) -> list[Any]:
+        made = self._made
+        made.clear()
+        made.extend(Made(name, (), (), (x,)) for name, x in zip(self._names, arrays, strict=True))
+        _GraphReader(made).read(self._closed, [Value(x, k) for k, x in enumerate(arrays)])
+        sizes = sum(x.nbytes for one in made for x in one.results if isinstance(x, jax.Array))
+        show = kept if sizes <= MOST_BYTES else shown
+        return [[show(x) for x in one.results] for one in made]
+
+    def graph(self, arguments: Sequence[Any]) -> Graph:
+        """Return the values of the loss, computed from trees of arrays of the same shapes."""
+        values = jax.device_get(self._run(jnp.zeros(1), *jax.tree.leaves(tuple(arguments))))
+        firsts: list[int] = []
+        nodes: list[Node] = []
+        for number, (one, of_one) in enumerate(zip(self._made, values, strict=True)):
+            firsts.append(len(nodes))
+            is_argument = number < len(self._names) or one.name == _GraphReader.CONSTANT
+            call = ARGUMENT if is_argument else number
+            inputs = tuple(firsts[x.maker] + x.output for x in one.inputs if x.maker is not None)
+            numbers = tuple(x.number for x in one.inputs if x.number is not None)
+            line, callers = next(iter(one.lines), None), one.lines[1:]
+            for output, x in enumerate(of_one):
+                array = None if isinstance(x, Moments) or not x.size else np.asarray(x)
+                reals = array.view(array.real.dtype) if array is not None and array.dtype.kind == "c" else x
+                known = moments_of(reals) if array is not None or isinstance(x, Moments) else None
+                nodes.append(Node(one.name, call, output, inputs, numbers, line, callers, known, array))
+        return Graph(nodes)
+
+
+def graph_of(loss: Callable[..., Any], arguments: Sequence[Any]) -> Graph:
+    """Return the values of a loss; see `TracedLoss`.
 
     >>> graph = graph_of(lambda x: jnp.sum(2 * jnp.sin(x)), [jnp.array([1.0, 2.0])])
     >>> [(node.name, node.inputs, node.numbers) for node in graph[1:5]]
     [('[0]', (), ()), ('sin', (1,), ()), ('mul', (2,), (2.0,)), ('reduce_sum', (3,), ())]
     """
-    closed = program_of(loss, arguments)
-    flat, _ = jax.tree_util.tree_flatten_with_path(tuple(arguments))
-    names = ["the replica", *(jax.tree_util.keystr(path) for path, _ in flat)]
-    made: list[Made] = []
-
-    def run(*arrays: jax.Array) -> list[Any]:
-        made.clear()
-        made.extend(Made(name, (), (), (x,)) for name, x in zip(names, arrays, strict=True))
-        _GraphReader(made).read(closed, [Value(x, k) for k, x in enumerate(arrays)])
-        sizes = sum(x.nbytes for one in made for x in one.results if isinstance(x, jax.Array))
-        show = kept if sizes <= MOST_BYTES else shown
-        return [[show(x) for x in one.results] for one in made]
-
-    values = jax.device_get(jax.jit(run)(jnp.zeros(1), *(x for _, x in flat)))
-    firsts: list[int] = []
-    nodes: list[Node] = []
-    for number, (one, of_one) in enumerate(zip(made, values, strict=True)):
-        firsts.append(len(nodes))
-        is_argument = number < len(names) or one.name == _GraphReader.CONSTANT
-        call = ARGUMENT if is_argument else number
-        inputs = tuple(firsts[x.maker] + x.output for x in one.inputs if x.maker is not None)
-        numbers = tuple(x.number for x in one.inputs if x.number is not None)
-        line, callers = next(iter(one.lines), None), one.lines[1:]
-        for output, x in enumerate(of_one):
-            array = None if isinstance(x, Moments) or not x.size else np.asarray(x)
-            reals = array.view(array.real.dtype) if array is not None and array.dtype.kind == "c" else x
-            known = moments_of(reals) if array is not None or isinstance(x, Moments) else None
-            nodes.append(Node(one.name, call, output, inputs, numbers, line, callers, known, array))
-    return Graph(nodes)
+    return TracedLoss(loss, arguments).graph(arguments)
 
 
 class _GraphReader(Reader):

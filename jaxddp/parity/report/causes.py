@@ -25,7 +25,9 @@ def difference_card(group: Sequence[Difference]) -> Html:
         tag("h2", with_code(words.where(first))),
         tag("p", "; ".join(filter(None, [residual, first.detail])), class_="note"),
         _causes(first, [one for one in group if one.cause]) if first.cause else unexplained,
-        "" if first.cause else join(_segments(first) if first.segments else _quotes(first), _patch(first.patch)),
+        *(_segments(one) for one in group if one.segments),
+        "" if first.cause or first.segments else _quotes(first),
+        "" if first.cause else _patch(first.patch),
         _layer(first, first.layer) if first.layer else "",
         class_=f"card {'numeric' if first.kind == 'numeric' else 'different'}",
     )
@@ -148,7 +150,9 @@ def _segments(difference: Difference) -> Html:
     for segment in difference.segments:
         jax, torch = apart(*segment.values) if segment.element else ("", "")
         quotes = [tag("code", quote.place) if quote else "" for quote in (segment.torch_line, segment.jax_line)]
+        codes = segment.torch_code, segment.jax_code
         rows = [
+            *([("computes", *(tag("code", code) for code in codes))] if all(codes) else []),
             ("operations", *(tag("code", words.operations(side)) for side in (segment.torch, segment.jax))),
             ("line", *quotes),
             *([(f"output, at {list(segment.element)}", torch, jax)] if segment.element else []),

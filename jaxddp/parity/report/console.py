@@ -26,6 +26,7 @@ LONGEST = 480  # characters; the middle of a longer text is left out
 REST = " [in full: --report, --json]"
 TENSOR_WIDTH = 32
 MOST_SEGMENTS = 3
+LONGEST_CODE = 100  # characters of what one side computes
 MOST_EDITED = 8  # lines of a patch that are shown
 MOST_DIFFERENCES, MOST_PROBLEMS = 2, 3  # shown in full
 MOST_WITHOUT_EFFECT = 10  # lines
@@ -209,6 +210,8 @@ def _cause_lines(difference: Difference, label: str) -> Iterator[str]:
         yield f"{'  or     ' if index else label}{words.said(cause, says)}  [{name}]"
         yield f"  fix    {fix}"
     yield from _quotes(cause, "  lines  ")
+    said = " ".join(cause.says)
+    yield from (line for one in difference.segments if one.torch_code not in said for line in _code_lines(one))
     yield from _patch_lines(difference.patch)
 
 
@@ -222,12 +225,22 @@ def _patch_lines(patch: Patch | None) -> Iterator[str]:
 def _segment_lines(segment: Segment) -> Iterator[str]:
     """Yield the operations of both sides, with their lines and the value that differs most."""
     both = apart(*segment.values) if segment.element else ("", "")
-    sides = ("jax", segment.jax, segment.jax_line, both[0]), ("torch", segment.torch, segment.torch_line, both[1])
-    for label, (side, operations, quote, value) in zip(("  differ ", "         "), sides, strict=True):
+    sides = (
+        ("jax", segment.jax, segment.jax_code, segment.jax_line, both[0]),
+        ("torch", segment.torch, segment.torch_code, segment.torch_line, both[1]),
+    )
+    for label, (side, operations, code, quote, value) in zip(("  differ ", "         "), sides, strict=True):
         at = f", {quote.place}" if quote else ""
-        yield f"{label}{side}{at}: {words.operations(operations)}{f' gives {value}' if value else ''}"
+        yield f"{label}{side}{at}: {code or words.operations(operations)}{f' gives {value}' if value else ''}"
     if segment.places > 1:
         yield f"         in {segment.places} places"
+
+
+def _code_lines(segment: Segment) -> Iterator[str]:
+    """Yield what both sides compute in the reference's names, if it is short."""
+    if segment.jax_code != segment.torch_code and max(len(segment.jax_code), len(segment.torch_code)) <= LONGEST_CODE:
+        yield f"  code   jax: {segment.jax_code}"
+        yield f"         torch: {segment.torch_code}"
 
 
 def _quotes(found: Cause | Difference, label: str) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Make torch's calls with the port's values: the port computes what a call returns, too, or it differs here."""
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -9,9 +10,10 @@ import numpy as np
 
 from jaxddp.parity.diagnosis.forced.layouts import Layouts, Order, equal
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
+from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.graph import ARGUMENT, Graph, differing
-from jaxddp.parity.operations import Moments, are_near, moments
+from jaxddp.parity.operations import NEAR, Moments, are_near, moments
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,71 @@ class Alignment:
         twins: the port's values, where there are.
         forced: index of a value of torch -> the port's value that all calls get in its place.
         edges: (index of a value of torch, number of a call) -> the port's value that only this call gets.
+        edits: number of a call -> the fault with which it computes what the port does.
     """
 
     arrays: dict[int, Any] = field(default_factory=dict)
     twins: dict[int, Twin] = field(default_factory=dict)
     forced: dict[int, Twin] = field(default_factory=dict)
     edges: dict[tuple[int, int], Twin] = field(default_factory=dict)
+    edits: dict[int, tuple[CallEdit, ...]] = field(default_factory=dict)
 
     def copy(self) -> "Alignment":
         """Return a copy that can be changed."""
-        return Alignment(dict(self.arrays), dict(self.twins), dict(self.forced), dict(self.edges))
+        return Alignment(dict(self.arrays), dict(self.twins), dict(self.forced), dict(self.edges), dict(self.edits))
+
+
+class PortValues:
+    """Values of the port's program, to look others up.
+
+    Args:
+        jax: the port's program.
+        layouts: orders that were seen before.
+    """
+
+    def __init__(self, jax: Graph, layouts: Layouts):
+        self.jax, self.layouts = jax, layouts
+        known: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
+        for k, node in enumerate(jax):
+            if node.moments is not None and node.array is not None:
+                known[node.moments[:2]].append((node.moments.absolute, k))
+        self._known = {sizes: sorted(values) for sizes, values in known.items()}
+
+    def twin_of(self, array: np.ndarray | None, among: Collection[int] | None = None) -> Twin | None:
+        """Return the port's value that holds the same numbers; None: it has none.
+
+        Args:
+            array: a value of torch's program.
+            among: indices of the port's values that are looked at; None: all.
+        """
+        if array is None:
+            return None
+        for inverted in (False, True) if array.dtype.kind == "b" else (False,):
+            looked_for = ~array if inverted else array
+            wanted = moments_of(looked_for)
+            for k in self._near(wanted):
+                if (among is None or k in among) and are_near(wanted, self.jax[k].moments):
+                    order = self.layouts.matching(looked_for, self.jax[k].array)
+                    if order is not None:
+                        return Twin(k, order, inverted)
+        return None
+
+    def _near(self, wanted: Moments) -> list[int]:
+        """Return the values of a size whose sum of absolute values is near, in the order of the program."""
+        values, around = self._known.get(wanted[:2], []), 2 * NEAR * wanted.absolute
+        first = bisect_left(values, (wanted.absolute - around, -1))
+        last = bisect_right(values, (wanted.absolute + around, len(self.jax)))
+        return sorted(k for _, k in values[first:last])
+
+    def array(self, twin: Twin, like: np.ndarray) -> np.ndarray:
+        """Return a value of the port in the layout of torch's."""
+        values = self.jax[twin.jax].array.ravel()[twin.order].reshape(like.shape)
+        return values == 0 if twin.inverted else values
+
+    def or_made(self, array: np.ndarray) -> np.ndarray:
+        """Return the port's value in place of an equal one of torch; if it has none, torch's."""
+        twin = self.twin_of(array)
+        return array if twin is None else self.array(twin, array)
 
 
 class Aligner:
@@ -62,10 +119,8 @@ class Aligner:
     def __init__(self, loss: TorchGraph, jax: Graph):
         self.loss, self.torch, self.jax = loss, loss.graph, jax
         self.layouts = Layouts()
-        self._known: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for k, node in enumerate(jax):
-            if node.moments is not None and node.array is not None:
-                self._known[node.moments[:2]].append(k)
+        self.port = PortValues(jax, self.layouts)
+        self.twin_of, self.array = self.port.twin_of, self.port.array
         self.opaque = {call for call in self.torch.outputs if call != ARGUMENT and not self._repeats(call)}
 
     def start(self) -> Alignment:
@@ -91,7 +146,10 @@ class Aligner:
             inputs = self.torch[outputs[0]].inputs
             edges = any((k, number) in alignment.edges for k in inputs)
             if number in calls or edges or changed.intersection(inputs):
-                for k, array in zip(outputs, self.made(alignment, number), strict=True):
+                made = self.made(alignment, number)
+                if len(made) != len(outputs):  # a fault that returns something else
+                    raise ValueError(f"call {number} returns {len(made)} values instead of {len(outputs)}")
+                for k, array in zip(outputs, made, strict=True):
                     if k not in alignment.forced:
                         self._set(alignment, k, array)
                         changed.add(k)
@@ -112,7 +170,7 @@ class Aligner:
         given = [(replaced or {}).get(k, self._given(alignment, k, number)) for k in inputs]
         try:
             if number not in self.opaque:
-                return self.loss.called(number, given)
+                return self.loss.called(number, given, alignment.edits.get(number, ()))
         except IMPOSSIBLE:
             if replaced:
                 raise
@@ -122,31 +180,11 @@ class Aligner:
         """Return the values of torch, and of the port, on which the loss depends and which have no twin."""
         of_torch = {*alignment.twins, *alignment.forced}
         of_jax = {twin.jax for twins in (alignment.twins, alignment.forced, alignment.edges) for twin in twins.values()}
+        end, array = self.torch.end, self.jax[self.jax.end].array
+        if array is not None and not equal(alignment.arrays[end].ravel(), array.ravel()):  # a twin that is no loss
+            of_torch.discard(end)
+            of_jax.discard(self.jax.end)
         return differing(self.torch, of_torch), differing(self.jax, of_jax)
-
-    def twin_of(self, array: np.ndarray | None, among: Collection[int] | None = None) -> Twin | None:
-        """Return the port's value that holds the same numbers; None: it has none.
-
-        Args:
-            array: a value of torch's program.
-            among: indices of the port's values that are looked at; None: all.
-        """
-        if array is None:
-            return None
-        for inverted in (False, True) if array.dtype.kind == "b" else (False,):
-            looked_for = ~array if inverted else array
-            wanted = moments_of(looked_for)
-            for k in self._known[wanted[:2]]:
-                if (among is None or k in among) and are_near(wanted, self.jax[k].moments):
-                    order = self.layouts.matching(looked_for, self.jax[k].array)
-                    if order is not None:
-                        return Twin(k, order, inverted)
-        return None
-
-    def array(self, twin: Twin, like: np.ndarray) -> np.ndarray:
-        """Return a value of the port in the layout of torch's."""
-        values = self.jax[twin.jax].array.ravel()[twin.order].reshape(like.shape)
-        return values == 0 if twin.inverted else values
 
     def _given(self, alignment: Alignment, index: int, call: int) -> np.ndarray:
         twin = alignment.edges.get((index, call))

@@ -1,42 +1,62 @@
-"""Segments as data for a report: their operations as text, their lines, and what each side computes there."""
+"""Describe segments for a report: their operations as text, their lines, and what each side computes there."""
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.forced.align import Aligner
-from jaxddp.parity.diagnosis.forced.locate import Location, Segment
-from jaxddp.parity.graph import ARGUMENT, Graph
-from jaxddp.parity.operations import Lines, SegmentText, SourceLine
-
-MOVES = ("broadcast_in_dim", "reshape", "squeeze", "convert_element_type", "copy", "expand_dims")  # that show nothing
-
-
-def described(location: Location) -> tuple[SegmentText, ...]:
-    """Return the segments that were found; those of equal operations at the same lines are one."""
-    found: dict[tuple[object, ...], SegmentText] = {}
-    for segment in location.segments:
-        text = _text(location, segment)
-        key = text.jax, text.torch, text.lines
-        found[key] = replace(found[key], places=found[key].places + 1) if key in found else text
-    return tuple(found.values())
+from jaxddp.parity.diagnosis.forced.expressions import MOVES
+from jaxddp.parity.diagnosis.forced.hits import Segment
+from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forward.calls import Call
+from jaxddp.parity.diagnosis.forward.reading import NO_TRACE
+from jaxddp.parity.graph import ARGUMENT, Graph, Node
+from jaxddp.parity.operations import Lines, SegmentText, SourceLine, readings
 
 
-def _text(location: Location, segment: Segment) -> SegmentText:
+def text_of(location: Location, place: Sequence[Segment], places: int = 1) -> SegmentText:
+    """Return the operations of a fault at a place, with their lines and the value that differs most.
+
+    Args:
+        location: the programs.
+        place: the segments before one call.
+        places: number of places that have the fault.
+    """
     torch, jax = location.torch, location.jax
-    next_of_torch, next_of_jax = segment.joined or segment.ends
-    lines = Lines(_last_line(jax, segment.jax, next_of_jax), _last_line(torch, segment.torch, next_of_torch))
-    element, values = _largest_difference(location.aligner, segment)
+    next_of_torch, next_of_jax = place[-1].joined or place[-1].ends
+    of_jax, of_torch = ([k for one in place for k in getattr(one, side)] for side in ("jax", "torch"))
+    line = _last_line(torch, of_torch, next_of_torch)
+    if not of_jax and line is not None and line == torch[_source(location, place[0])].line:
+        next_of_jax = place[0].ends[1]  # torch makes the call on the line of its input
+    lines = Lines(_last_line(jax, of_jax, next_of_jax), line)
+    element, values = _largest_difference(location, place[-1])
     return SegmentText(
-        tuple(_operations(jax, segment.jax)), tuple(_operations(torch, segment.torch)), lines, element, values
+        tuple(_operations(jax, of_jax)), tuple(_operations(torch, of_torch)), lines, element, values, places
     )
 
 
+def lines_of(location: Location, place: Sequence[Segment], lines: Lines, call: Call, number: float | None) -> Lines:
+    """Return the lines of a fault that has a name: torch's call, and the port's operation that has the number."""
+    jax = [location.jax[k] for one in place for k in (*one.jax, *(one.joined or one.ends)[1:])]
+    alike = (node.line for node in jax if number is not None and number not in NO_TRACE and _has(node, number))
+    return Lines(next((line for line in alike if line is not None), lines.jax), call.line or lines.torch)
+
+
+def _has(node: Node, number: float) -> bool:
+    return any(math.isclose(x, y, rel_tol=1e-9) for x in node.numbers for y in readings(number))
+
+
+def _source(location: Location, segment: Segment) -> int:
+    """Return torch's value that the port uses at the end of a segment in which it computes nothing."""
+    twins = location.alignment.twins
+    return next((k for k, twin in twins.items() if twin.jax == segment.ends[1]), segment.ends[0])
+
+
 def _last_line(graph: Graph, indices: Sequence[int], after: int) -> SourceLine | None:
-    """Return the line of the last of some values; of none, or without a line, that of the value after them."""
-    lines = [graph[k].line for k in indices if graph[k].line is not None]
-    return lines[-1] if lines else graph[after].line
+    """Return the line of the last of some values; of none, or without a line, that of a value after them."""
+    lines = [graph[k].line for k in indices if graph[k].line is not None] or [graph[after].line]
+    users = (graph[k].line for k in graph.users[after])
+    return lines[-1] or next((line for line in users if line is not None), None)
 
 
 def _operations(graph: Graph, indices: Sequence[int]) -> Iterator[str]:
@@ -48,9 +68,9 @@ def _operations(graph: Graph, indices: Sequence[int]) -> Iterator[str]:
             yield " ".join([node.name, *(f"{number:.6g}" for number in node.numbers)])
 
 
-def _largest_difference(aligner: Aligner, segment: Segment) -> tuple[tuple[int, ...], tuple[float, float]]:
+def _largest_difference(location: Location, segment: Segment) -> tuple[tuple[int, ...], tuple[float, float]]:
     t, j = segment.ends
-    torch, jax = aligner.torch[t].array, aligner.jax[j].array
+    torch, jax = location.torch[t].array, location.jax[j].array
     if torch is None or jax is None or torch.dtype.kind != "f" or torch.size != jax.size:
         return (), (0.0, 0.0)
     flat = jax.ravel() if segment.order is None else jax.ravel()[segment.order]

@@ -1,67 +1,39 @@
 """Find the segments in which two programs of a loss differ: their inputs are equal, and what they compute is not."""
 
 import itertools
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.forced.align import Aligner, Alignment, Twin, moments_of
-from jaxddp.parity.diagnosis.forced.layouts import Order
+from jaxddp.parity.diagnosis.forced.align import Aligner, Alignment, Twin
+from jaxddp.parity.diagnosis.forced.forced_values import OtherInputs, holds
+from jaxddp.parity.diagnosis.forced.hits import EDIT, Hit, Segment, State, signature
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
+from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.graph import Graph, calls_of
-from jaxddp.parity.operations import are_near
 
-MOST_SEGMENTS = 40
-MOST_TRIALS = 6000  # of all segments; measured: up to 2,481, of a causal mask that is off by one in a GPT
+MOST_SEGMENTS = 60
+MOST_TRIALS = 6000  # calls that are made with other values, of all segments
 # Most operations of a segment that is looked for, in turn.
 COSTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 10_000)
-NEAREST = 12  # of the port's values that are tried in each of two places
+CHEAP = 8  # operations of segments that are looked for first
+KINDS = 6  # of segments at equal cost that are compared
+MOST_REPLAYS = 80  # of what follows from a value of the port in place of one of torch's
+MOST_EVERYWHERE = 150  # faults of a line that are planted in all of its calls
 
 
-@dataclass(frozen=True, eq=False)
-class Segment:
-    """Operations of both sides that get equal inputs and give other outputs.
+class CallEdits(Protocol):
+    """Faults of calls that can be tried."""
 
-    Attributes:
-        torch, jax: indices of the values that they compute; one of them may be empty.
-        ends: the values, torch's and the port's, from which both continue alike.
-        joined: values of both, torch's and the port's, that are equal after these; None: the losses.
-        inside: whether the segment computes torch's value; False: it is equal, and the port uses another one here.
-        order: order in which torch's value would hold the port's; None: unknown.
-    """
+    def of_call(self, number: int, numbers: Sequence[float]) -> Iterable[CallEdit]:
+        """Return those of a call, with some numbers in place of those that it has."""
 
-    torch: tuple[int, ...]
-    jax: tuple[int, ...]
-    ends: tuple[int, int]
-    joined: tuple[int, int] | None = None
-    inside: bool = True
-    order: Order | None = None
-
-
-@dataclass(frozen=True)
-class Hit:
-    """Values of the port with which a call computes what the port does.
-
-    Attributes:
-        call: number of the call.
-        replaced: index of a value of torch -> the port's value in its place.
-        cost: number of the port's operations that make these.
-        left: number of torch's values that still differ.
-        strange: number of inputs of the segments that only one side has.
-        joined: values of both sides that are equal with these.
-        alignment: with these values forced.
-    """
-
-    call: int
-    replaced: Mapping[int, Twin]
-    cost: int
-    left: int
-    strange: int
-    joined: tuple[int, int]
-    alignment: Alignment
+    def of_inputs(self) -> Iterable[CallEdit]:
+        """Return those of how entries of the batch are taken, each at all of its calls."""
 
 
 class Location:
@@ -70,179 +42,239 @@ class Location:
     Args:
         loss: torch's program.
         jax: the port's program.
+        others: other inputs of both programs.
+        edits: faults that are tried where all inputs of a call are equal; None: none.
+        names_of: faults with which segments that were found compute what the port does.
 
     Attributes:
-        segments: what was found.
+        found: what was found: each fault's segments, those of all places.
         trials: number of calls that were made with other values.
+        alignment: what the port has in place of torch's values, with all segments forced.
     """
 
-    def __init__(self, loss: TorchGraph, jax: Graph):
+    def __init__(
+        self,
+        loss: TorchGraph,
+        jax: Graph,
+        others: Sequence[OtherInputs] = (),
+        edits: CallEdits | None = None,
+        names_of: "Callable[[Location, Sequence[Segment]], Sequence[CallEdit]]" = lambda location, segments: (),
+    ):
         self.aligner = Aligner(loss, jax)
-        self.torch, self.jax = loss.graph, jax
-        self.segments: list[Segment] = []
+        self.loss, self.torch, self.jax = loss, loss.graph, jax
+        self.found: list[tuple[Segment, ...]] = []
         self.trials = 0
-        self._alignment = self.aligner.start()
-        self._of_torch, self._of_jax = self.aligner.unequal(self._alignment)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a call may divide by 0 when it gets other values
-            self._search()
+        self._calls_edits, self._names_of, self._others = edits, names_of, others
+        self._planted = self._replays = 0
+        self.alignment = self.aligner.start()
+        self._search()
+
+    @property
+    def segments(self) -> list[Segment]:
+        """All segments."""
+        return [segment for of_fault in self.found for segment in of_fault]
 
     def _search(self) -> None:
-        while self._of_torch and len(self.segments) < MOST_SEGMENTS:
-            if not self._step():
+        while len(self.segments) < MOST_SEGMENTS:
+            state = State(self.aligner, self.alignment)
+            if not state.of_torch:
                 return
-        if self._of_torch:
-            self._add_rest()
-
-    def _step(self) -> bool:
-        """Add the cheapest segments after which a call computes what the port does; if there are none, the rest."""
-        border = self.jax.border(self._of_jax)
-        self._before = {k: self.jax.before(k, self._of_jax) for k in self._of_jax} | {k: set() for k in border}
-        self._costs = {k: _cost(self.jax, before) for k, before in self._before.items()}
-        self._tried: set[tuple[object, ...]] = set()
-        for most in COSTS:
-            for number in calls_of(self.torch, self._of_torch):
-                if number in self.aligner.opaque or self.trials > MOST_TRIALS:
-                    continue
-                hits = [*self._hits(number, most)]
-                if hits:
-                    self._accept(min(hits, key=lambda hit: (hit.cost, hit.strange, hit.left)))
-                    return True
+            hit = self._next(state)
+            if hit is None:
+                break
+            self._accept(state, hit)
         self._add_rest()
-        return False
+
+    def _next(self, state: State) -> Hit | None:
+        """Return the segments after which the fewest values differ, cheap ones first; None: there are none."""
+        cheap = self._cheapest(state, [most for most in COSTS if most <= CHEAP])
+        if cheap is not None and cheap.left <= len(state.of_torch) // 2:
+            return cheap
+        planted = self._planted_everywhere(state)
+        if planted is not None and (cheap is None or (not planted.left and not takes_others(planted))):
+            return planted
+        replayed = self._replayed(state)
+        if replayed is not None and not replayed.left:
+            return replayed
+        return cheap or self._cheapest(state, COSTS)
+
+    def _replayed(self, state: State) -> Hit | None:
+        """Return the value of the port in place of one of torch's after which the fewest values differ."""
+        found: list[Hit] = []
+        for cost, index, twin in state.pairs(CHEAP):
+            self._replays += 1
+            if self._replays > MOST_REPLAYS:
+                break
+            if hit := state.replayed(index, twin, cost):
+                found.append(hit)
+        return min(found, key=lambda hit: (hit.left, hit.cost), default=None)
+
+    def _cheapest(self, state: State, costs: Sequence[int]) -> Hit | None:
+        """Return the best hit that takes the fewest operations; a fault of a call may leave less."""
+        edits = [*self._edits(state)] if costs[0] == 0 and not state.trials else []
+        edited = self._best(state, edits) if edits else None
+        for most in costs:
+            hits: list[Hit] = []
+            for number in calls_of(self.torch, state.of_torch) if edited is None or edited.left else ():
+                if self.trials + state.trials > MOST_TRIALS:
+                    break
+                hits += state.hits(number, most)
+            if hits or (edited and (most >= EDIT or not edited.left)):
+                self.trials += state.trials
+                best = self._best(state, hits) if hits else None
+                return min((hit for hit in (best, edited) if hit), key=lambda hit: hit.left)
+        self.trials += state.trials
+        return None
+
+    def _edits(self, state: State) -> Iterator[Hit]:
+        """Yield hits by a fault of a call whose inputs are equal."""
+        for number in self._origins(state):
+            edits = self._edits_of(number, state)
+            hits = [hit for edit in edits if (hit := state.edited(number, edit)) is not None]
+            counted = Counter(hit.segments[0].edits[0].change for hit in hits)
+            yield from (hit for hit in hits if counted[hit.segments[0].edits[0].change] == 1)
+
+    def _origins(self, state: State) -> list[int]:
+        """Return the calls that differ although their inputs are equal."""
+        found = []
+        for number in calls_of(self.torch, state.of_torch):
+            inputs = self.torch[self.torch.outputs[number][0]].inputs
+            if state.of_torch.isdisjoint(inputs) and number not in self.aligner.opaque:
+                found.append(number)
+        return found
+
+    def _edits_of(self, number: int, state: State) -> Iterable[CallEdit]:
+        """Return the faults that a call may have, numbers only as the port has them where it differs."""
+        numbers = tuple(dict.fromkeys(x for k in sorted(state.of_jax) for x in self.jax[k].numbers))
+        return () if self._calls_edits is None else self._calls_edits.of_call(number, numbers)
+
+    def _best(self, state: State, hits: Sequence[Hit]) -> Hit:
+        """Return the hit that leaves the least, made in all places of its lines."""
+        kinds: dict[object, Hit] = {}
+        for hit in sorted(hits, key=lambda hit: (hit.left, hit.cost, hit.strange)):
+            kinds.setdefault(signature(self.torch, self.jax, hit), hit)
+        everywhere = [self._everywhere(state, hit) for hit in [*kinds.values()][:KINDS]]
+        return min(everywhere, key=lambda hit: (hit.left, hit.cost, hit.strange))
+
+    def _everywhere(self, state: State, hit: Hit) -> Hit:
+        """Return a hit with those of equal lines that follow from it."""
+        if hit.segments[0].edits:
+            return self._edited_everywhere(state, hit.segments[0].edits[0], hit) or hit
+        known = signature(self.torch, self.jax, hit)
+        first = self.loss.calls[hit.segments[0].call]
+        here = State(self.aligner, hit.alignment)
+        while here.of_torch:
+            alike = [
+                number
+                for number in calls_of(self.torch, here.of_torch)
+                if (call := self.loss.calls[number]).name == first.name and call.line == first.line
+            ]
+            more = (one for number in alike for one in here.hits(number, hit.cost))
+            found = next((one for one in more if signature(self.torch, self.jax, one) == known), None)
+            self.trials += here.trials
+            if found is None or len(hit.segments) > MOST_SEGMENTS:
+                return hit
+            hit = replace(found, segments=(*hit.segments, *found.segments), cost=hit.cost, strange=hit.strange)
+            here = State(self.aligner, hit.alignment)
+        return hit
+
+    def _edited_everywhere(self, state: State, edit: CallEdit, hit: Hit | None = None) -> Hit | None:
+        """Return the hit by a fault in all calls of its line, if less differs than with another hit; None: it does not.
+
+        Args:
+            state: what differs without the fault.
+            edit: a fault of one call.
+            hit: the other hit; None: less must differ than without the fault.
+        """
+        if edit.change.needs:
+            return None
+        alike = [n for n, call in enumerate(self.loss.calls) if call.site in edit.sites]
+        if len(edit.sites) == 1:
+            first = self.loss.calls[alike[0]]
+            alike = [n for n, call in enumerate(self.loss.calls) if (call.name, call.line) == (first.name, first.line)]
+        changed = state.alignment.copy()
+        for number in alike:
+            site = self.loss.calls[number].site
+            change = edit.changes.get(site, edit.change)
+            one = replace(edit, change=change, sites=frozenset({site}), changes={site: change})
+            changed.edits[number] = (*changed.edits.get(number, ()), one if len(edit.sites) == 1 else edit)
+        try:
+            of_torch, of_jax = self.aligner.unequal(self.aligner.follow(changed, set(alike)))
+        except IMPOSSIBLE:
+            return None
+        left = len(of_torch)
+        if left > (len(state.of_torch) // 4 if hit is None else hit.left - 1):
+            return None
+        if not state.follows(changed, of_torch, [k for number in alike for k in self.torch.outputs[number]]):
+            return None
+        segments = tuple(self._of_edits(state, changed, alike, state.of_jax - of_jax))
+        return Hit(segments, EDIT, edit.tier, changed, left)
+
+    def _of_edits(
+        self, state: State, changed: Alignment, numbers: Sequence[int], of_jax: set[int]
+    ) -> Iterator[Segment]:
+        for place, number in enumerate(numbers):
+            t, edit = self.torch.outputs[number][0], changed.edits[number][-1]
+            twin = changed.twins.get(t)
+            if twin is not None:
+                one = state.of_edit(number, edit, twin)
+                yield replace(one, jax=() if place else one.jax)
+            else:  # what it computes is equal only later
+                firsts = tuple(sorted(k for k in of_jax if state.of_jax.isdisjoint(self.jax[k].inputs)))
+                yield Segment((t,), firsts, (t, max(firsts, default=self.jax.end)), None, True, None, number, (edit,))
+
+    def _planted_everywhere(self, state: State) -> Hit | None:
+        """Return the fault of a line after which the fewest values differ, later ones too."""
+        of_inputs = () if self._calls_edits is None else self._calls_edits.of_inputs()
+        found = [hit for edit in of_inputs if (hit := self._edited_everywhere(state, edit))]
+        lines = defaultdict(list)
+        for number in [*self._origins(state), *calls_of(self.torch, state.of_torch)]:
+            lines[self.loss.calls[number].name, self.loss.calls[number].line].append(number)
+        for numbers in lines.values():
+            for edit in self._edits_of(numbers[0], state):
+                self._planted += 1
+                if self._planted > MOST_EVERYWHERE:
+                    break
+                if hit := self._edited_everywhere(state, edit):
+                    found.append(hit)
+        counted = Counter(hit.segments[0].edits[0].change for hit in found)  # any number would do
+        found = [hit for hit in found if counted[hit.segments[0].edits[0].change] == 1]
+        found.sort(key=lambda hit: (hit.left, hit.cost))
+        return next((hit for hit in found if self._holds(hit)), None)
+
+    def _holds(self, hit: Hit) -> bool:
+        """Return whether a hit that leaves nothing leaves nothing on other inputs, too."""
+        return bool(hit.left) or all(holds(self, hit.alignment, other) for other in self._others)
+
+    def _accept(self, state: State, hit: Hit) -> None:
+        """Keep a hit; or the fault that explains its segments, if less differs with it in all calls of its line."""
+        self.found.append(hit.segments)
+        self.alignment = hit.alignment
+        if hit.left and not hit.segments[0].edits:
+            named = [
+                self._edited_everywhere(state, edit, hit) for edit in self._names_of(self, places_of(hit.segments)[0])
+            ]
+            better = min((one for one in named if one), key=lambda one: (one.left, one.cost), default=None)
+            if better is not None:
+                self.found[-1] = better.segments
+                self.alignment = better.alignment
 
     def _add_rest(self) -> None:
         """Add what still differs as one segment, which ends with the losses."""
-        ends = self.torch.end, self.jax.end
-        self.segments.append(Segment(tuple(sorted(self._of_torch)), tuple(sorted(self._of_jax)), ends))
-
-    def _hits(self, number: int, most: int) -> Iterator[Hit]:
-        inputs = dict.fromkeys(self.torch[self.torch.outputs[number][0]].inputs)
-        suspected = [k for k in inputs if k in self._of_torch]
-        for places in _places(suspected, [k for k in inputs if k not in suspected]):
-            here = sum(_cost(self.torch, self.torch.before(k, self._of_torch)) for k in places)
-            for cost, replaced in self._replacements(places, most - here) if here <= most else ():
-                key = number, places, tuple((twin.jax, id(twin.order)) for twin in replaced.values())
-                if key in self._tried:
-                    continue
-                self._tried.add(key)
-                self.trials += 1
-                hit = self._hit(number, here + cost, replaced)
-                if hit is not None:
-                    yield hit
-
-    def _replacements(self, places: tuple[int, ...], most: int) -> list[tuple[int, dict[int, Twin]]]:
-        """Return values of the port in these places, with the number of operations that make them; the fewest first."""
-        choices = [[one for one in self._candidates(k) if one[0] <= most] for k in places]
-        if len(places) > 1:
-            choices = [some[:NEAREST] for some in choices]
-        every = (
-            (sum(cost for cost, _ in chosen), dict(zip(places, (twin for _, twin in chosen), strict=True)))
-            for chosen in itertools.product(*choices)
-        )
-        return sorted((one for one in every if one[0] <= most), key=lambda one: one[0])
-
-    def _candidates(self, index: int) -> Iterator[tuple[int, Twin]]:
-        node = self.torch[index]
-        if node.array is None:
+        state = State(self.aligner, self.alignment)
+        if not state.of_torch:
             return
-        twin = self._alignment.twins.get(index)
-        near = sorted((cost, k) for k, cost in self._costs.items() if self.jax[k].size == node.size)
-        for cost, k in near:
-            array = self.jax[k].array
-            if array is None or (array.dtype.kind == "f") != (node.array.dtype.kind == "f"):
-                continue
-            for order in self.aligner.layouts.possible(node.array.shape, array.shape):
-                if twin is None or twin.jax != k or not np.array_equal(order, twin.order):
-                    yield cost, Twin(k, order)
-
-    def _hit(self, number: int, cost: int, replaced: Mapping[int, Twin]) -> Hit | None:
-        aligner, alignment = self.aligner, self._alignment
-        arrays = {k: aligner.array(twin, self.torch[k].array) for k, twin in replaced.items()}
-        try:
-            results = aligner.made(alignment, number, arrays)
-        except IMPOSSIBLE:
-            return None
-        among = self._of_jax.intersection(
-            *(self.jax.after(twin.jax, self._of_jax) - self._before[twin.jax] for twin in replaced.values())
-        )
-        if not among:
-            return None
-        given = [moments_of(x) for x in arrays.values()]
-        for result in results:
-            known = moments_of(result)
-            if any(are_near(known, x) for x in given):  # it only moves them
-                return None
-            twin = aligner.twin_of(result, among)
-            if twin is None or not self.jax[twin.jax].is_telling:
-                return None
-            joined = self.torch.outputs[number][0], twin.jax
-        changed = self._with(number, replaced)
-        left = len(self.aligner.unequal(changed)[0])
-        strange = sum(self._strange(k, twin) for k, twin in replaced.items())
-        return Hit(number, replaced, cost, left, strange, joined, changed) if left < len(self._of_torch) else None
-
-    def _strange(self, index: int, twin: Twin) -> int:
-        """Return the number of inputs of a segment that only one side has: the same operation has the same ones."""
-        of_torch = self.torch.before(index, self._of_torch)
-        inputs = self.torch.border(of_torch) if of_torch else {index}
-        twins = {self._alignment.twins[k].jax for k in inputs if k in self._alignment.twins}
-        return len(twins ^ (self.jax.border(self._before[twin.jax]) or {twin.jax}))
-
-    def _with(self, number: int, replaced: Mapping[int, Twin]) -> Alignment:
-        changed = self._alignment.copy()
-        for k, twin in replaced.items():
-            if k in self._of_torch:
-                changed.forced[k] = twin
-                changed.arrays[k] = self.aligner.array(twin, self.torch[k].array)
-            else:
-                changed.edges[k, number] = twin
-        return self.aligner.follow(changed)
-
-    def _accept(self, hit: Hit) -> None:
-        """Keep the segments of a hit; operands that are equal values in other places are one."""
-        found = []
-        for k, twin in hit.replaced.items():
-            inside = k in self._of_torch
-            of_torch = tuple(sorted(self.torch.before(k, self._of_torch))) if inside else ()
-            of_jax = tuple(sorted(self._before[twin.jax]))
-            if of_torch or of_jax:
-                found.append(Segment(of_torch, of_jax, (k, twin.jax), hit.joined, inside, twin.order))
-            self.aligner.layouts.note(self.torch[k].array.shape, self.jax[twin.jax].array.shape, twin.order)
-        if not found:
-            (k, twin), *_ = hit.replaced.items()
-            t, j = hit.joined
-            found.append(Segment((t,), (j,), (k, twin.jax), hit.joined, False, twin.order))
-        self.segments += found
-        self._alignment = hit.alignment
-        self._of_torch, self._of_jax = self.aligner.unequal(hit.alignment)
+        ends = self.torch.end, self.jax.end
+        self.found.append((Segment(tuple(sorted(state.of_torch)), tuple(sorted(state.of_jax)), ends),))
+        self.alignment.forced[ends[0]] = Twin(ends[1], np.zeros(1, np.intp))
+        self.alignment.arrays[ends[0]] = self.jax[ends[1]].array.reshape(self.torch[ends[0]].array.shape)
 
 
-def _places(suspected: list[int], others: list[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the inputs of a call that are replaced together, at most two.
-
-    >>> [*_places([], [1, 2])], [*_places([3], [1])], [*_places([3, 4], [1])]
-    ([(1,), (2,), (1, 2)], [(3,), (3, 1)], [(3, 4), (3,), (4,)])
-    """
-    if len(suspected) > 2:
-        return
-    if len(suspected) == 2:
-        yield (suspected[0], suspected[1])
-        yield from ((k,) for k in suspected)
-    elif suspected:
-        yield (suspected[0],)
-        yield from ((suspected[0], k) for k in others)
-    else:
-        yield from ((k,) for k in others)
-        yield from itertools.combinations(others, 2)
+def places_of(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Return the segments of a fault, place by place: those before one call are one."""
+    return [[*place] for _, place in itertools.groupby(segments, key=lambda segment: segment.call)]
 
 
-def _cost(graph: Graph, indices: Iterable[int]) -> int:
-    """Return the number of calls that do more than move values."""
-    return len({graph[k].call for k in indices if not _moves(graph, k)})
-
-
-def _moves(graph: Graph, index: int) -> bool:
-    node = graph[index]
-    given = (graph[k].moments for k in node.inputs)
-    return node.moments is not None and any(x is not None and are_near(node.moments, x) for x in given)
+def takes_others(hit: Hit) -> bool:
+    """Return whether a fault takes other elements, which may do the same as many faults of a mask."""
+    return any(edit.change.fault == "other_index" for segment in hit.segments for edit in segment.edits)

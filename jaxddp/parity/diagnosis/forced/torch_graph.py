@@ -1,22 +1,21 @@
 """The reference's loss as a graph of values, and the values that it computes from others. Imports no jax."""
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
-from jaxddp.parity.diagnosis.forward.calls import OF, Call, Proceed, Site, tensors_in
+from jaxddp.parity.diagnosis.forward.call_trace import CallTrace, answered
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Proceed, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import numbers_of
 from jaxddp.parity.diagnosis.forward.sites import naming
 from jaxddp.parity.graph import ARGUMENT, Graph, Node
-from jaxddp.parity.operations import moments
+from jaxddp.parity.operations import moments, variables_of_user
 from torch_ref.losses import Batch, LossFunction
 
 MOST_BYTES = 2**30  # of the values that are kept; further ones cannot be forced
@@ -36,6 +35,7 @@ class GraphTrace(CallTrace):
         nodes: the values.
         calls: the calls; a node's `call` is an index of these.
         held: for each value, the tensor; its memory may have been written to since.
+        variables: index of a value -> name of the user's variable that holds it when it is used.
     """
 
     def __init__(self, modules: list[str], names: Mapping[int, str]):
@@ -43,30 +43,12 @@ class GraphTrace(CallTrace):
         self.nodes: list[Node] = []
         self.calls: list[Call] = []
         self.held: list[Tensor] = []
+        self.variables: dict[int, str] = {}
         self._names = names
         self._index: dict[int, int] = {}  # id of a tensor -> its node
         self._versions: list[int] = []
         self._held_bytes = 0
         self._writers: dict[int, list[int]] = defaultdict(list)  # memory -> the nodes that wrote to it
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Make a call; one that computes much is replaced by the calls that it consists of."""
-        opened = OPENED.get(func.__name__)
-        if opened is not None:
-            site = func.__name__, self._counter[func.__name__]
-            self._counter[func.__name__] += 1
-
-            def make(part: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-                inner = f"{function.__name__}{OF}{part}", site[1]
-                return self._called(inner, function, arguments, options, Call.run, site)
-
-            result = opened(make, *args, **kwargs or {})
-            if result is not None:
-                return result
-            self._counter[func.__name__] -= 1
-        return super().__torch_function__(func, types, args, kwargs)
 
     def _called(
         self,
@@ -80,6 +62,9 @@ class GraphTrace(CallTrace):
         if run is not Call.run:  # its inner calls are recorded
             return super()._called(site, func, args, kwargs, run, within)
         inputs = tuple(self._node_of(x) for x in tensors_in((args, kwargs)))
+        held = {id(x): name for name, x in variables_of_user().items() if isinstance(x, Tensor)}
+        known = zip(inputs, tensors_in((args, kwargs)), strict=True)
+        self.variables |= {k: held[id(x)] for k, x in known if id(x) in held and k not in self.variables}
         versions = [x._version for x in tensors_in((args, kwargs))]
         result = super()._called(site, func, args, kwargs, run, within)
         changed = [x for x, version in zip(tensors_in((args, kwargs)), versions, strict=True) if x._version != version]
@@ -134,6 +119,7 @@ class TorchGraph:
     Attributes:
         graph: the values.
         calls: the calls that compute them.
+        variables: index of a value -> name of the user's variable that holds it.
 
     >>> loss = TorchGraph(nn.ReLU(), lambda model, batch: {"loss": (2 * model(batch["x"])).sum()}, {"x": torch.ones(3)})
     >>> [(node.name, node.inputs) for node in loss.graph]
@@ -151,25 +137,35 @@ class TorchGraph:
         if not ends:
             raise ValueError("the loss is the result of no call that was recorded")
         self.graph = Graph(trace.nodes, ends[-1])
-        self.calls = trace.calls
+        self.calls, self.variables = trace.calls, trace.variables
         self._held = trace.held
 
-    def called(self, number: int, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def called(
+        self,
+        number: int,
+        inputs: Sequence[np.ndarray],
+        edits: Sequence[CallEdit] = (),
+        earlier: Callable[[Site], Any] = lambda site: None,
+    ) -> list[np.ndarray]:
         """Make a call with other arrays, in the order of its tensors, and return its results.
+
+        Args:
+            number: number of the call.
+            inputs: the arrays.
+            edits: faults at its site, which are planted in it.
+            earlier: see `calls.Call`.
 
         Raises:
             One of `fit.IMPOSSIBLE`: it cannot be made with these.
         """
         call, results = self.calls[number], [self._held[k] for k in self.graph.outputs[number]]
         sources = [self._held[k] for k in self._sources[number]]
-        given = [
-            torch.from_numpy(np.array(x)).to(y.dtype).reshape(y.shape) for x, y in zip(inputs, sources, strict=True)
-        ]
-        if call.name in CASTS:
+        given = [torch.from_numpy(np.array(x)).to(y.dtype) for x, y in zip(inputs, sources, strict=True)]
+        if call.name in CASTS and not edits:
             return [given[0].to(results[0].dtype).numpy()]
         args, kwargs = _with_tensors((call.args, dict(call.kwargs)), iter(given))
         with torch.no_grad():
-            result = call.function(*args, **kwargs)
+            result = answered(replace(call, args=args, kwargs=kwargs, earlier=earlier), list(edits), Call.run)
         made = [*tensors_in(result)] or given[:1]
         return [x.detach().to_dense().numpy() for x in made]
 
@@ -215,50 +211,3 @@ def _with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 def _each(values: Sequence[Any], tensors: Iterator[Tensor]) -> list[Any]:
     return [_with_tensors(one, tensors) for one in values]
-
-
-def opened_product_attention(
-    make: Callable[..., Any],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Return scaled_dot_product_attention, computed by the calls that it consists of."""
-    if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key = make("the keys", torch.repeat_interleave, key, groups, -3)
-        value = make("the values", torch.repeat_interleave, value, groups, -3)
-    scores = make("the scores", torch.matmul, query, make("the keys", torch.transpose, key, -2, -1))
-    scores = make("the scores", torch.mul, scores, 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        hidden = make("the mask", torch.logical_not, attn_mask)
-        scores = make("the scores", torch.masked_fill, scores, hidden, -math.inf)
-    elif attn_mask is not None:
-        scores = make("the scores", torch.add, scores, attn_mask)
-    weights = make("the scores", torch.softmax, scores, -1)
-    if dropout_p:
-        weights = opened_dropout(make, weights, dropout_p) or weights
-    return make("the values", torch.matmul, weights, value)
-
-
-def opened_dropout(
-    make: Callable[..., Any], input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor | None:
-    """Return dropout as a product with its mask, which is drawn once; None: nothing is dropped, or in place."""
-    if not (training and 0 < p < 1) or inplace:
-        return None
-    mask = F.dropout(torch.ones_like(input), p)
-    return make("dropout", torch.mul, input, mask)
-
-
-OPENED: dict[str, Callable[..., Tensor | None]] = {
-    "scaled_dot_product_attention": opened_product_attention,
-    "dropout": opened_dropout,
-}

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from jaxddp.parity.diagnosis.forward.calls import OF, Call, CallEdit, Gather, Proceed, Site, tensors_in
-from jaxddp.parity.diagnosis.forward.composites import ATTENTION, cells_of, opened_attention, run_recurrent
+from jaxddp.parity.diagnosis.forward.composites import ATTENTION, OPENED, cells_of, opened_attention, run_recurrent
 from jaxddp.parity.operations import calling_lines, library_function, lines_of_user, moments
 
 
@@ -84,6 +84,10 @@ class CallTrace(TorchFunctionMode):
                 return opened_attention(func)(*args, **kwargs)
         site = name, self._counter[name]
         self._counter[name] += 1
+        if self._opens and name in OPENED:
+            result = OPENED[name](partial(self._inner, site, site[1]), *args, **kwargs)
+            if result is not None:
+                return result
         run: Proceed = Call.run
         if self._opens and not kwargs and (cells := cells_of(name, args)):
             run = partial(self._opened, self._first_cell(args, cells))
@@ -103,7 +107,7 @@ class CallTrace(TorchFunctionMode):
         if not patches and self._modules is None and site not in self._wanted and run is Call.run:
             return func(*args, **kwargs)
         call = Call(site, func, args, kwargs, None, self._count_more, self._gather, self._earlier.get, within=within)
-        result = _answered(call, list(patches), run)
+        result = answered(call, list(patches), run)
         if site in self._wanted:
             self._earlier[site] = result
         if self._modules is not None:
@@ -119,11 +123,14 @@ class CallTrace(TorchFunctionMode):
     def _opened(self, first: int, call: Call) -> Any:
         """Make a call of a recurrent layer by its inner calls."""
 
-        def make(cell: int, part: str, function: Callable[..., Any], *args: Any) -> Any:
-            site = f"{function.__name__}{OF}{part}", first + cell
-            return self._called(site, function, args, {}, Call.run, call.site)
+        def make(cell: int, *inner: Any) -> Any:
+            return self._inner(call.site, first + cell, *inner)
 
         return run_recurrent(call.name, call.args, make)
+
+    def _inner(self, within: Site, number: int, part: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Make an inner call of a call; `number`: that of its cell, or of the call itself."""
+        return self._called((f"{function.__name__}{OF}{part}", number), function, args, {}, Call.run, within)
 
     def _count_more(self, number: float) -> None:
         self.more += number
@@ -142,10 +149,10 @@ class CallTrace(TorchFunctionMode):
         self._makers[id(result)] = call
 
 
-def _answered(call: Call, patches: list[CallEdit], run: Proceed) -> Any:
+def answered(call: Call, patches: list[CallEdit], run: Proceed) -> Any:
     if not patches:
         return run(call)
     patch = patches[0]
     return patch.changes.get(call.site, patch.change).answer(
-        call, lambda call: _answered(call, patches[1:], run), 0.0 if patch.value is None else patch.value
+        call, lambda call: answered(call, patches[1:], run), 0.0 if patch.value is None else patch.value
     )

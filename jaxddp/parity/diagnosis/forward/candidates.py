@@ -55,7 +55,7 @@ def candidates(
     Returns:
         Edits after which a call returns what the port computes somewhere, and all others.
     """
-    names = _in_words(calls, {**inputs, **names})
+    names = in_words(calls, {**inputs, **names})
     firsts = _first_of_sites(calls, _with_movers(calls, parted) if parted.of_torch else range(len(calls)))
     place, here = _first_of_sites(calls, range(len(calls))) | firsts, [*firsts.values()]
     listed = [one for one in known if place.keys() >= one.sites]
@@ -153,7 +153,19 @@ def _with_numbers(patches: Iterable[CallEdit], numbers: Sequence[float]) -> Iter
         yield patch
 
 
-def _in_words(calls: Sequence[Call], names: Mapping[int, str]) -> dict[int, str]:
+def edits_of_inputs(calls: Sequence[Call], words: Mapping[int, str], inputs: Mapping[int, str]) -> Iterator[CallEdit]:
+    """Yield faults of how entries of the batch are taken: slices by another offset, an entry moved by one.
+
+    Args:
+        calls: the calls of the loss.
+        words: id of a tensor -> what it is.
+        inputs: id of an entry of the batch -> its name.
+    """
+    yield from shifts(calls, range(len(calls)), words)
+    yield from patches_of(inputs_moved(calls, inputs))
+
+
+def in_words(calls: Sequence[Call], names: Mapping[int, str]) -> dict[int, str]:
     """Return what each tensor is: a parameter, or the result of a call."""
     words = {id(x): f"the result of {call.words}" for call in calls for x in tensors_in(call.result)}
     return words | dict(names)

@@ -3,6 +3,7 @@
 The inner calls of a recurrent layer have the same site at every time step, so that an edit applies to all of them.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType
@@ -151,3 +152,50 @@ def _tuple(state: Any) -> State:
 
 
 CELLS: dict[str, Cell] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _rnn(torch.tanh), "rnn_relu": _rnn(torch.relu)}
+
+
+def opened_product_attention(
+    make: Make,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return scaled_dot_product_attention, computed by the calls that it consists of."""
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key = make("the keys", torch.repeat_interleave, key, groups, -3)
+        value = make("the values", torch.repeat_interleave, value, groups, -3)
+    scores = make("the scores", torch.matmul, query, make("the keys", torch.transpose, key, -2, -1))
+    scores = make("the scores", torch.mul, scores, 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        hidden = make("the mask", torch.logical_not, attn_mask)
+        scores = make("the scores", torch.masked_fill, scores, hidden, -math.inf)
+    elif attn_mask is not None:
+        scores = make("the scores", torch.add, scores, attn_mask)
+    weights = make("the scores", torch.softmax, scores, -1)
+    if dropout_p:
+        weights = opened_dropout(make, weights, dropout_p) or weights
+    return make("the values", torch.matmul, weights, value)
+
+
+def opened_dropout(
+    make: Make, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor | None:
+    """Return dropout as a product with its mask, which is drawn once; None: nothing is dropped, or in place."""
+    if not (training and 0 < p < 1) or inplace:
+        return None
+    mask = F.dropout(torch.ones_like(input), p)
+    return make("dropout", torch.mul, input, mask)
+
+
+OPENED: dict[str, Callable[..., Tensor | None]] = {
+    "scaled_dot_product_attention": opened_product_attention,
+    "dropout": opened_dropout,
+}

@@ -82,7 +82,8 @@ def numbers(call: Call, of: str) -> Iterator[Change]:
         if not is_number(value) or name in NOT_TRIED:
             continue
         is_operand = call.name in OPERANDS and name != "alpha"
-        template = OPERANDS[call.name] if is_operand else f"{call.words}'s {name}"
+        of_call = f"{name} of {call.words}" if call.within else f"{call.words}'s {name}"
+        template = OPERANDS[call.name] if is_operand else of_call
         template += f" within {call.caller}" if call.caller not in ("", call.name) else ""
         what, group = template.format(of or "a tensor"), template.format("a tensor")
         later = next((one.name for one in call.into if not one.name.startswith("__")), "")
@@ -118,6 +119,12 @@ def axes(call: Call) -> Iterator[Change]:
                 if axis != value % len(shape):
                     what = f"{call.words} over axis {axis} instead of {value % len(shape)}"
                     yield Change("other_axis", what, _with(key, axis), tier=3)
+        elif name in AXES and isinstance(value, tuple | list) and all(isinstance(axis, int) for axis in value):
+            here = tuple(sorted(axis % len(shape) for axis in value))
+            for axes in itertools.combinations(range(len(shape)), len(here)):
+                if axes != here:
+                    what = f"{call.words} over axes {axes} instead of {here}"
+                    yield Change("other_axis", what, _with(key, axes), tier=3)
 
 
 def masked_scores(call: Call) -> Iterator[Change]:

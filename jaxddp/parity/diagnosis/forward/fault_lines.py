@@ -42,7 +42,7 @@ def lines_of_items(
             found.append(last_lines(parted))
         elif item.sites:
             lines, layer = _lines_of_edit(item, calls, parted, with_all)
-            found.append(lines if layer is None else _of_layer(lines, layer, reading, made))
+            found.append(lines if layer is None else of_layer(lines, layer, reading, made))
         else:
             found.append(Lines())
     return tuple(found)
@@ -79,7 +79,7 @@ def _lines_of_edit(
     return lines, None if of_call else call
 
 
-def _of_layer(lines: Lines, call: Call, reading: Reading, made: Mapping[str, SourceLine]) -> Lines:
+def of_layer(lines: Lines, call: Call, reading: Reading, made: Mapping[str, SourceLine]) -> Lines:
     """Return the lines that make a library's layer, which a call is in; if it is in none, the lines as they are.
 
     If the library calls the layer, as in `nn.Sequential`, the port's line is the one that returns its model.

@@ -1,7 +1,7 @@
 """Causes of a difference in the forward and backward pass: faults in the loss, or in combining micro-batches."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from jaxddp.parity.diagnosis.forced.describe import described
-from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forced.causes import LocatedFault, located_faults
+from jaxddp.parity.diagnosis.forced.forced_values import OtherInputs
+from jaxddp.parity.diagnosis.forced.labels import Changes
 from jaxddp.parity.diagnosis.forward.call_changes import (
     batch_norm_eval,
     batch_norm_sync,
@@ -25,6 +26,7 @@ from jaxddp.parity.diagnosis.forward.call_changes import (
     weights_not_counted,
 )
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
+from jaxddp.parity.diagnosis.forward.candidates import edits_of_inputs, in_words
 from jaxddp.parity.diagnosis.forward.clamps import chosen_term, clamps
 from jaxddp.parity.diagnosis.forward.combined import (
     Combination,
@@ -35,9 +37,10 @@ from jaxddp.parity.diagnosis.forward.combined import (
 )
 from jaxddp.parity.diagnosis.forward.fault_lines import lines_of_items
 from jaxddp.parity.diagnosis.forward.layout import flattened_axes, kernel_axes, same_padding
+from jaxddp.parity.diagnosis.forward.located_causes import ruling_on
 from jaxddp.parity.diagnosis.forward.precision import reduced_precision
 from jaxddp.parity.diagnosis.forward.reading import Reading, parted_with
-from jaxddp.parity.diagnosis.forward.reading_search import ReadingSearch
+from jaxddp.parity.diagnosis.forward.reading_search import Planted, ReadingSearch
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
 from jaxddp.parity.diagnosis.forward.sites import beginning_in, between, patches_of
 from jaxddp.parity.diagnosis.forward.statistics import deviation, fast_variance
@@ -45,7 +48,7 @@ from jaxddp.parity.diagnosis.micro_batches import STALE as STALE_PARAMETERS
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.diagnosis.search.fault_search import find_faults, worst_rank
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Item, Stages, residual_at
-from jaxddp.parity.operations import SegmentText
+from jaxddp.parity.varied import WAYS
 
 __all__ = ["FLOOR", "ModelEvidence", "ModelStep", "differs", "search_model"]
 
@@ -62,6 +65,7 @@ OF_ONE_CALL = (
     *(gelu, norm_epsilon, label_smoothing, ignore_index, padding_idx, loss_terms, batch_norm_sync),
     *(weights_not_counted, same_padding, flattened_axes, kernel_axes, fast_variance, deviation, chosen_term, clamps),
 )
+NEAR, TURNED = WAYS
 STALE = CallEdit(Change(*STALE_PARAMETERS, stale=True), frozenset())
 
 
@@ -113,17 +117,30 @@ def search_model(
     known = partial(find_faults, subject, items, (step, (rank,)), floor, replays, leading, evidence.thrifty)
     if reading is None:
         return known()
-    ruling, named = known(pairs=False)
-    patches = [item for item in items if isinstance(item, CallEdit) and item.sites]
     names = {id(parameter): name for name, parameter in evidence.module.named_parameters()}
     batch = evidence.steps[reading.step].micro_batches[reading.rank][0]
     inputs = {id(x): name for name, x in batch.items()}
+    if faults := subject.located(reading, {**inputs, **names}, inputs):
+
+        def further(planted: tuple[CallEdit, ...]) -> tuple[Ruling, tuple[Item, ...]]:
+            others = [item for item in items if not any(item.excludes(one) for one in planted)]
+            probe = step, (rank,)
+            return find_faults(Planted(subject, planted), others, probe, floor, replays, None, evidence.thrifty, False)
+
+        ruling, named = ruling_on(faults, subject, reading, evidence.made, floor, further)
+        if ruling.named:
+            return ruling, named
+        # Slices of other lengths change the arguments of many calls, which only a replay of the loss computes.
+        calls = subject.calls(reading.step, reading.rank, reads=True)
+        moved = [*edits_of_inputs(calls, in_words(calls, {**inputs, **names}), inputs)]
+        by_inputs, planted = find_faults(subject, moved, (step, (rank,)), floor, replays, pairs=False)
+        return (replace(by_inputs, lines=ruling.lines), planted) if by_inputs.named else (ruling, named)
+    ruling, named = known(pairs=False)
+    patches = [item for item in items if isinstance(item, CallEdit) and item.sites]
     search = ReadingSearch(subject, reading, patches, names, inputs, floor, excluded)
     if not ruling.named:
         ruling, named = search.find() or known()
-    lines = lines_of_items(subject, reading, named, evidence.made)
-    segments = () if ruling.named else subject.segments(reading)
-    return replace(ruling, lines=lines, segments=segments), named
+    return replace(ruling, lines=lines_of_items(subject, reading, named, evidence.made)), named
 
 
 def _is_finite(subject: "LossAndGradients", reading: Reading) -> bool:
@@ -189,17 +206,48 @@ class LossAndGradients:
         """Return the calls of the loss, with faults planted, on a replica's first micro-batch; see `sites.trace`."""
         return self._replay.trace(step, rank, patches, reads)
 
-    def segments(self, reading: Reading) -> tuple[SegmentText, ...]:
-        """Return the operations that differ on the micro-batch that the port's program computed.
+    def located(self, reading: Reading, names: Mapping[int, str], inputs: Mapping[int, str]) -> list[LocatedFault]:
+        """Return the faults on the micro-batch that the port's program computed.
 
         None if a value of the port is too large to be kept, or torch's calls cannot be recorded, as inside of vmap.
+
+        Args:
+            reading: the port's program.
+            names: id of a parameter or of an entry of the batch -> its name.
+            inputs: id of an entry of the batch -> its name.
         """
-        graph = reading.graph
+        graph, step = reading.graph, reading.step
         if graph is None or any(node.size and node.array is None for node in graph):
-            return ()
-        with contextlib.suppress(*IMPOSSIBLE):
-            return described(Location(self._replay.graph(reading.step, reading.rank), graph))
-        return ()
+            return []
+        # Parameters that are 1 or 0, as they begin, hide which one is which.
+        for way, jax in ((NEAR, reading.varied.get(NEAR)), ("", graph)):
+            if jax is not None and jax[jax.end].is_telling:
+                with contextlib.suppress(*IMPOSSIBLE):
+                    loss = self._replay.graph(step, reading.rank, way)
+                    others = [*self._other_inputs(reading)]
+                    if faults := located_faults(loss, jax, others, names, inputs, self._catalogue(step)):
+                        return faults
+        return []
+
+    def _other_inputs(self, reading: Reading) -> Iterator[OtherInputs]:
+        """Yield the other inputs on which the port's program was run."""
+        if (jax := reading.varied.get(TURNED)) is not None:
+            other = (reading.rank + 1) % len(self.ranks)
+            batch = self._evidence.steps[reading.step].micro_batches[other][0]
+            entries = {name: x.numpy() for name, x in batch.items()}
+            yield OtherInputs(jax, {**entries, **self._replay.varied(reading.step, TURNED)})
+
+    def _catalogue(self, step: int) -> Changes:
+        """Return the faults of the catalogue that a call may have."""
+        updates = self._evidence.steps[step].updates_buffers
+
+        def changes(call: Call) -> Iterator[Change]:
+            of_call = (change for changes_of in OF_ONE_CALL for change in changes_of(call))
+            yield from (change for change in of_call if not (change.lockstep or change.counts))
+            yield from batch_norm_eval(call, updates(call.module or ""))
+            yield from dropout_rate(call, self._evidence.rates)
+
+        return changes
 
     def items(self, step: int, rank: int, calls: Sequence[Call]) -> list[Item]:
         """Return all faults that apply to the calls of the loss, those with many sites first."""
@@ -219,9 +267,9 @@ class LossAndGradients:
 class MovedWeights(LossAndGradients):
     """Updates that a step makes without an optimizer, in place of gradients."""
 
-    def segments(self, reading: Reading) -> tuple[SegmentText, ...]:
+    def located(self, reading: Reading, names: Mapping[int, str], inputs: Mapping[int, str]) -> list[LocatedFault]:
         """Return none: the program ends in the middle of a step."""
-        return ()
+        return []
 
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
         """Return the updates with faults planted."""

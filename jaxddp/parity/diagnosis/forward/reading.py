@@ -1,8 +1,8 @@
 """Read both programs of a loss, torch's calls and the port's equations: where they part."""
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, tensors_in
@@ -25,6 +25,7 @@ class Reading:
         step, rank: step (index into the evidence's steps) and rank whose first micro-batch they computed.
         model: the line that returns the port's model; None: unknown.
         graph: its values; None: unknown.
+        varied: its values with parameters that are varied; see `value_graph.ReadGraphs`.
     """
 
     program: Operations
@@ -32,6 +33,7 @@ class Reading:
     rank: int
     model: SourceLine | None = None
     graph: Graph | None = None
+    varied: Mapping[str, Graph] = field(default_factory=dict)
 
 
 def program_of(calls: Sequence[Call]) -> Operations:

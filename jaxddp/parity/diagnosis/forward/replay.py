@@ -21,6 +21,7 @@ from jaxddp.parity.lazy_arrays import Arrays, Renamed
 from jaxddp.parity.operations import SourceLine
 from jaxddp.parity.torch_side.rank_recorder import is_large
 from jaxddp.parity.torch_side.side import load_state
+from jaxddp.parity.varied import varied
 from torch_ref.losses import Batch, LossFunction
 
 TIMEOUT = 300.0  # seconds that replicas side by side wait for each other
@@ -164,11 +165,19 @@ class Replay:
         self._load(module, step, patches)
         return trace(module, self._evidence.loss_fn, taken.micro_batches[rank][0], patches, reads)
 
-    def graph(self, step: int, rank: int) -> TorchGraph:
-        """Return the values of the loss on a replica's first micro-batch."""
+    def graph(self, step: int, rank: int, way: str = "") -> TorchGraph:
+        """Return the values of the loss on a replica's first micro-batch; `way`: that of `varied` parameters."""
         module, taken = self._evidence.module, self._evidence.steps[step]
         self._load(module, step)
+        if way:
+            self._loaded.pop(id(module))
+            load_state(module, self.varied(step, way), strict=False)
         return TorchGraph(module, self._evidence.loss_fn, taken.micro_batches[rank][0])
+
+    def varied(self, step: int, way: str) -> dict[str, np.ndarray]:
+        """Return the state before a step with parameters that are varied."""
+        names = dict(self._evidence.module.named_parameters())
+        return varied({name: x for name, x in self._evidence.steps[step].state.items() if name in names}, names, way)
 
     def _load(self, module: nn.Module, step: int, patches: Sequence[CallEdit] = ()) -> None:
         """Copy a step's state into the module; large parameters only if they are not there yet."""

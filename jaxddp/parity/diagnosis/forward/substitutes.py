@@ -101,15 +101,12 @@ def _divisors(call: Call, before: Sequence[Call], names: Mapping[int, str]) -> I
 
 
 def _operands(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
-    """Yield the mean of an operand along an axis, and powers of any operand but the first."""
+    """Yield powers of any operand but the first."""
     given: list[tuple[int | str, Any]] = [*enumerate(call.args), *call.kwargs.items()]
     for key, x in given:
         if not _is_float(x):
             continue
         name = names.get(id(x), "a tensor")
-        for axis in range(x.ndim):
-            what = f"the mean along axis {axis} of {name} before {call.name}"
-            yield Change("call_added", what, with_argument(key, partial(_mean, axis=axis)), tier=3)
         for title, function in POWERS.items() if x is not call.args[0] else ():
             what = f"the {title} of {key if isinstance(key, str) else name} before {call.name}"
             yield Change("call_added", what, with_argument(key, function), tier=3)
@@ -117,10 +114,6 @@ def _operands(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
 
 def _size(size: int, divisor: Tensor) -> int:
     return size
-
-
-def _mean(x: Tensor, axis: int) -> Tensor:
-    return x.mean(axis, keepdim=True)
 
 
 def _scaled_result(call: Call, proceed: Proceed, value: float) -> Any:

@@ -69,7 +69,7 @@ class Ruling:
         cut_short: whether the search's replays ran out before every hypothesis was tried.
         lines: the user's lines of each fault of the first hypothesis that is named; without one, those where the two
             programs part.
-        segments: without a name, the operations of the loss that get equal inputs and give other values.
+        segments: the operations of the loss that get equal inputs and give other values, fault by fault.
     """
 
     named: tuple[Hypothesis, ...]

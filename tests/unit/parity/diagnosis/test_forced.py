@@ -11,11 +11,11 @@ from jax import numpy as jnp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jaxddp.parity.diagnosis.forced.describe import described
-from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forced.causes import located_faults
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
 from jaxddp.parity.jax_side.value_graph import graph_of
 from jaxddp.parity.operations import SegmentText
+from jaxddp.parity.varied import varied
 
 BATCH, TIME, WIDTH, HEADS = 3, 5, 8, 2
 Loss = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
@@ -84,6 +84,10 @@ def reference() -> tuple[TorchGraph, dict[str, np.ndarray], dict[str, np.ndarray
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     model = Weights().double()
+    names = dict(model.named_parameters())
+    with torch.no_grad():  # no two tensors are equal by chance
+        for name, x in varied({name: x.numpy() for name, x in model.state_dict().items()}, names, "near").items():
+            names[name].copy_(torch.from_numpy(x))
     batch = {"x": rng.normal(size=(BATCH, TIME, WIDTH)), "y": rng.normal(size=(BATCH, 2 * WIDTH))}
     loss = TorchGraph(model, torch_loss, {name: torch.from_numpy(x) for name, x in batch.items()})
     return loss, {name: x.detach().numpy() for name, x in model.named_parameters()}, batch
@@ -94,7 +98,7 @@ def segments(reference: Any, **pieces: Any) -> tuple[SegmentText, ...]:
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         arguments = [{name: jnp.asarray(x) for name, x in of.items()} for of in (weights, batch)]
         graph = graph_of(lambda p, b: jax_loss(p, b, **pieces), arguments)
-    return described(Location(loss, graph))
+    return tuple(fault.text for fault in located_faults(loss, graph, [], {}, {}, lambda call: ()))
 
 
 def test_a_loss_that_is_written_in_another_way_has_no_segments(reference: Any) -> None:

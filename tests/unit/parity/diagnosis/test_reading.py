@@ -128,9 +128,12 @@ def unknown(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 @pytest.mark.large
-def test_an_unexplained_difference_has_the_lines_where_the_programs_part() -> None:
-    ruling, _ = search_model(evidence_of(Pieces(joined=unknown)))
-    assert not ruling.named
+def test_what_no_edit_does_is_said_as_code_with_the_lines() -> None:
+    ruling, items = search_model(evidence_of(Pieces(joined=unknown)))
+    assert [one.says for one in ruling.named] == [
+        "added: sin((gelu(...) * 3.1)) * cos((h * 1.7)) instead of gelu(...), in add"
+    ]
+    assert ruling.named[0].measured and not items
     [lines] = ruling.lines
     assert lines.torch is not None and "F.gelu(" in lines.torch.text
     assert lines.jax is not None
@@ -227,5 +230,5 @@ def test_a_result_that_is_scaled_wherever_it_is_used_is_named_where_it_is_made()
         return jnp.square(x + jnp.tanh(linear(params, "fc", x))).mean()
 
     ruling, _ = search_model(evidence_between(ReadTwice().double(), of_torch, of_jax, batches))
-    assert [one.says for one in ruling.named] == ["the result of embedding times 3"]
+    assert [one.says for one in ruling.named] == ["table.weight in embedding times 3 in table"]
     assert ruling.lines[0].torch is not None and "self.table(y)" in ruling.lines[0].torch.text

@@ -86,7 +86,7 @@ class Pieces:
 
 # Pieces of the port, name of the fault, what is said.
 CASES = {
-    "positions": (Pieces(first=1), "number", "arange starts at 1 instead of 0"),
+    "positions": (Pieces(first=1), "number", "arange starts at 1 instead of 0 in the model (call 2)"),
     "rows": (Pieces(kinds=jnp.zeros_like), "other_index", "embedding takes row 0 for every index in kinds"),
     "waves": (
         Pieces(waves=lambda sines, cosines: [cosines, sines]),
@@ -94,11 +94,11 @@ CASES = {
         "cat in the order the result of cos, the result of sin",
     ),
     "axes": (Pieces(axes=(-2, -1)), "other_axis", "layer_norm over the axes 1 and 2 instead of 2 in norm"),
-    "hidden": (Pieces(hidden=-5.0), "number", "the scores that attn_mask hides are -5, the reference has -inf"),
+    "hidden": (Pieces(hidden=-5.0), "number", "value of masked_fill of the scores -5, the reference has -inf"),
     "no mask": (
         Pieces(pooled=lambda x, valid: x.mean(1)),
         "other_expression",
-        "the mean of the result of add over axis 1, all elements (6 in number), in place of the result of div",
+        "sum(x) / 6 instead of sum((x * __getitem__(...)), 1) / sum(valid, 1, keepdim=True), in linear of fc",
     ),
     "length": (
         Pieces(pooled=lambda x, valid: (x * valid[..., None]).sum(1) / valid.shape[1]),
@@ -113,8 +113,8 @@ CASES = {
     ),
     "bound": (
         Pieces(raised=lambda x: jnp.maximum(jnp.exp(x).mean(0, keepdims=True), BOUND)),
-        "call_added",
-        "the mean along axis 0 of the result of exp before clamp",
+        "other_expression",
+        "fc(...) * maximum((sum(exp(...)) / 5), 2) instead of fc(...) * clamp(exp(...), min=2), in cross_entropy",
     ),
     "weights": (
         Pieces(weights=(1.0, 4.0, 0.25)),

@@ -244,7 +244,7 @@ def malformed(**changed) -> str:
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "format is None"),
-        (malformed(format="jaxddp.parity report 1"), "must be 'jaxddp.parity report 7'"),
+        (malformed(format="jaxddp.parity report 1"), "must be 'jaxddp.parity report 8'"),
         (malformed(more=1), r"report: fields are .*more; must be port, "),
         (malformed(steps="10"), "report.steps: is '10'; must be of type int"),
         (malformed(seconds="NaN"), "report.seconds: is 'NaN'; must be of type float"),

@@ -1,0 +1,225 @@
+"""Causes of a difference between two losses: its segments, each with a name, or with what both sides compute there."""
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from jaxddp.parity.diagnosis.forced.describe import lines_of, text_of
+from jaxddp.parity.diagnosis.forced.expressions import Expressions
+from jaxddp.parity.diagnosis.forced.forced_values import OtherInputs, forced_values, holds, unedited, with_names
+from jaxddp.parity.diagnosis.forced.hits import Segment
+from jaxddp.parity.diagnosis.forced.labels import FLOOR, Changes, Edits, is_alike, labelled, of_any_layer
+from jaxddp.parity.diagnosis.forced.locate import Location, places_of
+from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
+from jaxddp.parity.diagnosis.forced.trials import RANKS, SegmentSubject
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
+from jaxddp.parity.diagnosis.forward.sites import patches_of
+from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, residual_at
+from jaxddp.parity.graph import Graph
+from jaxddp.parity.operations import SegmentText
+
+MOST_COVERING = 6  # faults whose names are tried on others
+NEARBY = 4  # faults after one, of which one may be a part of it
+MOST_OPERATIONS = 24  # of the port, in such a segment
+MOST_NAMES = 3  # of a segment, if a run cannot tell them apart
+LONGEST = 240  # characters of what both sides compute, if it stands in place of a name
+MOST_CALLS = 4  # of torch, in a segment that is named by what both sides compute
+
+
+@dataclass(frozen=True)
+class LocatedFault:
+    """A fault that was found.
+
+    Attributes:
+        names: edits of the reference that do the same, each with all of its places; (): none was found.
+        kind: name in the catalogue of what it is without an edit.
+        says: what both sides compute; "": too much to be said in a line.
+        text: its operations.
+        call: the first call that has the fault; None: unknown.
+        place: its segments at the first place.
+    """
+
+    names: tuple[CallEdit, ...]
+    kind: str
+    says: str
+    text: SegmentText
+    call: Call | None = None
+    place: "Place" = field(default_factory=list)
+
+
+Place = list[Segment]  # the segments of a fault before one call
+
+
+def located_faults(
+    loss: TorchGraph,
+    jax: Graph,
+    others: Sequence[OtherInputs],
+    names: Mapping[int, str],
+    inputs: Mapping[int, str],
+    catalogue: Changes,
+) -> list[LocatedFault]:
+    """Return the faults that make two programs of a loss differ.
+
+    Args:
+        loss: torch's program.
+        jax: the port's program.
+        others: other inputs, on which names must be true, too.
+        names: id of a parameter or of an entry of the batch -> its name.
+        inputs: id of an entry of the batch -> its name.
+        catalogue: faults of a call that have a name in the catalogue.
+    """
+    edits = Edits(loss, names, inputs, catalogue)
+
+    def name(location: Location, segments: Sequence[Segment]) -> Sequence[CallEdit]:
+        return labelled(location, segments, [forced_values(location)], edits)[:MOST_NAMES]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a call may divide by 0 when it gets other values
+        return [*Naming(Location(loss, jax, others, edits, name), others, edits).faults()]
+
+
+class Naming:
+    """Names for the segments of a location.
+
+    Args:
+        location: the segments.
+        others: other inputs of both programs.
+        edits: faults that can be tried.
+    """
+
+    def __init__(self, location: Location, others: Iterable[OtherInputs], edits: Edits):
+        self._location, self._edits = location, edits
+        self._values = [forced_values(location)]
+        self._others = [other for other in others if holds(location, unedited(location), other)]
+        self._expressions = Expressions(location)
+
+    def faults(self) -> Iterator[LocatedFault]:
+        """Yield the faults; those that are the same at the same lines as one."""
+        units = list[LocatedFault]()
+        for segments in self._location.found:
+            known: Sequence[CallEdit] | None = None
+            for place in places_of(segments):
+                units.append(self._fault(place, known))
+                known = units[-1].names if known is None else known
+        alike: dict[object, list[LocatedFault]] = defaultdict(list)
+        for fault in self._combined([*self._uncovered(units)]):
+            words = tuple(of_any_layer(one.change.what) for one in fault.names)
+            text = fault.text
+            alike[(text.lines.torch, words) if words else (text.lines, text.jax, text.torch)].append(fault)
+        yield from map(self._merged, alike.values())
+
+    def _fault(self, place: Place, known: Sequence[CallEdit] | None = None) -> LocatedFault:
+        """Return the fault of a place; `known`: its names in another place."""
+        names = tuple(self._names(place, known))
+        call = next((one for name in names for one in self._location.loss.calls if one.site in name.sites), None)
+        kind, says, code = self._in_words(place)
+        text = text_of(self._location, place)
+        lines = text.lines if call is None else lines_of(self._location, place, text.lines, call, names[0].value)
+        text = replace(text, code=code, lines=lines)
+        return LocatedFault(names, kind, says, text, call, place)
+
+    def _uncovered(self, faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:
+        """Yield the faults, without those that have no name and that the name of another one explains, too."""
+        named = [fault for fault in faults if fault.names]
+        for fault in faults:
+            if fault.names or not any(self._covers(one, fault) for one in named[:MOST_COVERING]):
+                yield fault
+
+    def _covers(self, named: LocatedFault, fault: LocatedFault) -> bool:
+        """Return whether a fault's name, planted where it was found, explains another fault, too."""
+        subject = SegmentSubject(self._location, [*named.place, *fault.place], self._values)
+        try:
+            return residual_at(subject, (0, RANKS), named.names[:1]) <= FLOOR
+        except IMPOSSIBLE:
+            return False
+
+    def _combined(self, faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:
+        """Yield the faults; two that are close, as the two places of a call that is moved, as one."""
+        waiting = sorted(_different(faults), key=lambda fault: fault.place[0].call)
+        while waiting:
+            first = waiting.pop(0)
+            for second in waiting[:NEARBY]:
+                both = self._both(first, second)
+                if both is not None:
+                    waiting.remove(second)
+                    first = both
+                    break
+            yield first
+
+    def _both(self, first: LocatedFault, second: LocatedFault) -> LocatedFault | None:
+        """Return two faults as one if one of them has no sure name, and what they compute can be said in a line."""
+        place = [*first.place, *second.place]
+        if first.names and second.names:
+            return None
+        if self._expressions.is_chain(place):
+            both = self._fault(place)
+            return both if both.names or both.says else None
+        is_moved = not second.says and not second.text.torch and first.text.torch and not first.text.jax
+        moved = labelled(self._location, place, self._values, self._edits, fault="call_moved") if is_moved else []
+        return self._fault(place, moved[:1]) if moved else None
+
+    def _merged(self, alike: Sequence[LocatedFault]) -> LocatedFault:
+        """Return faults that are the same in several places as one."""
+        if len(alike) == 1:
+            return alike[0]
+        names = tuple(self._together(same) for same in zip(*(fault.names for fault in alike), strict=True))
+        places = sum(fault.text.places for fault in alike)
+        return replace(alike[0], names=names, text=replace(alike[0].text, places=places))
+
+    def _names(self, place: Place, known: Sequence[CallEdit] | None) -> Iterator[CallEdit]:
+        """Yield the names of a fault that are true on other inputs, too."""
+        found: list[CallEdit] = []
+        for like in [None] if known is None else known:
+            found += labelled(self._location, place, self._values, self._edits, like)[: 1 if like else MOST_NAMES]
+        for name in found:
+            planted = with_names(self._location, place, [name])
+            if all(holds(self._location, planted, other) for other in self._others):
+                yield self._together([name])
+
+    def _together(self, alike: Sequence[CallEdit]) -> CallEdit:
+        """Return a fault in several places as one, with the pattern of their layers."""
+        sites = frozenset(site for one in alike for site in one.sites)
+        changes = {site: change for one in alike for site, change in one.changes.items()}
+        first = alike[0]
+        kind = self._edits.everywhere(first)
+        everywhere = [(call, change) for call, change in kind if is_alike(_one(call, change, first), first)]
+        named = next((patch for patch in patches_of(everywhere) if patch.sites == sites), None)
+        if named is None:
+            return replace(first, sites=sites, changes=changes)
+        return replace(named, value=first.value, given=first.given, changes=changes)
+
+    def _in_words(self, place: Place) -> tuple[str, str, tuple[str, str]]:
+        """Return the kind of a fault, and what both sides compute at a place, as a sentence and as code of each side.
+
+        They are empty if they are long, or not known.
+        """
+        torch, jax = self._location.torch, self._location.jax
+        calls = {torch[k].call for one in place for k in one.torch}
+        operations = {jax[k].call for one in place for k in one.jax}
+        is_known = not any(one.edits and one.order is None for one in place)
+        short = is_known and len(calls) <= MOST_CALLS and len(operations) <= MOST_OPERATIONS
+        says, code = (self._expressions.sentence(place), self._expressions.sides(place)) if short else ("", ("", ""))
+        if len(says) > LONGEST or " ... " in says:
+            says, code = "", ("", "")
+        is_added = any(one.jax for one in place)
+        kind, lead = "other_expression", ""
+        if calls and not is_added:
+            kind, lead = "call_left_out" if len(calls) == 1 else "calls_left_out", "left out: "
+        elif not calls:
+            kind, lead = ("call_added", "added: ") if is_added else ("other_operand", "")
+        return kind, f"{lead}{says}" if says else "", code
+
+
+def _different(faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:
+    """Yield faults, without those whose name, at all of its calls, is that of one before."""
+    seen: set[tuple[object, ...]] = set()
+    for fault in faults:
+        keys = {(name.change.what, name.sites) for name in fault.names if len(name.sites) > 1}
+        if not keys or not seen.issuperset(keys):
+            yield fault
+        seen |= keys
+
+
+def _one(call: Call, change: Change, like: CallEdit) -> CallEdit:
+    return CallEdit(change, frozenset({call.site}), value=like.value)

@@ -1,0 +1,222 @@
+"""Write what a segment computes as code, in the names of the reference: parameters, inputs, and results of layers."""
+
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+from torch import Tensor
+
+from jaxddp.parity.diagnosis.forced.hits import Segment
+from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.graph import ARGUMENT, Graph, Node
+from jaxddp.parity.operations import are_near
+
+INFIX = {
+    **dict.fromkeys(("add", "add_", "add_any"), "+"),
+    **dict.fromkeys(("sub", "sub_"), "-"),
+    **dict.fromkeys(("mul", "mul_"), "*"),
+    **dict.fromkeys(("div", "div_", "true_divide"), "/"),
+    **dict.fromkeys(("pow", "pow_", "integer_pow"), "**"),
+    **dict.fromkeys(("matmul", "dot_general", "mm", "bmm"), "@"),
+    **{"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="},
+}
+SWAPPED = {"rsub": "-", "__rsub__": "-", "__rdiv__": "/", "__rpow__": "**", "__rmul__": "*"}
+NAMES = {
+    **{"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "logistic": "sigmoid", "select_n": "where"},
+    **{"max": "maximum", "min": "minimum", "concatenate": "cat", "conv_general_dilated": "conv"},
+}
+MOVES = (  # that show nothing
+    *("broadcast_in_dim", "reshape", "squeeze", "convert_element_type", "copy", "expand_dims", "stop_gradient"),
+    *("contiguous", "view", "unsqueeze", "float", "double", "expand", "to", "detach", "clone"),
+)
+SHORT = 2  # letters of a variable that says less than a layer, such as x and h2
+MOST_BETWEEN = 3  # values between two segments that are written as one
+LONGEST = 160  # characters of one side
+
+
+class Expressions:
+    """Values of both programs as code.
+
+    Args:
+        location: the segments.
+    """
+
+    def __init__(self, location: Location):
+        self._torch, self._jax, self._loss = location.torch, location.jax, location.loss
+        alignment = location.alignment
+        self._twins: dict[int, int] = {}
+        for k, twin in (*alignment.twins.items(), *alignment.forced.items()):
+            self._twins.setdefault(twin.jax, k)
+
+    def sides(self, place: Sequence[Segment]) -> tuple[str, str]:
+        """Return what the port and the reference compute in the segments of a place.
+
+        Values that both have are written as a parameter, an entry of the batch, the user's variable, or the call that
+        returns it: "linear(...)".
+        """
+        self._names.clear()
+        jax, torch = self._sides(place)
+        module = self._module(place)
+        return (jax.replace(f"{module}.", ""), torch.replace(f"{module}.", "")) if module else (jax, torch)
+
+    def sentence(self, place: Sequence[Segment]) -> str:
+        """Return what the port and the reference compute in the segments of a place, and for which call."""
+        jax, torch = self.sides(place)
+        says = f"{jax} instead of {torch}" if jax != torch else f"{torch} with its values in another order"
+        if place[-1].call == ARGUMENT:
+            return says.replace("; ", ", ")
+        module = self._module(place)
+        after = f"{self._loss.calls[place[-1].call].words}{f' of {module}' if module else ''}"
+        return f"{says}, in {after}".replace("; ", ", ")
+
+    def _module(self, place: Sequence[Segment]) -> str:
+        """Return the module that makes the next call."""
+        return "" if place[-1].call == ARGUMENT else self._loss.calls[place[-1].call].module or ""
+
+    def is_chain(self, place: Sequence[Segment]) -> bool:
+        """Return whether each segment begins near the end of the one before."""
+        for first, second in itertools.pairwise(place):
+            of_call = [] if second.call == ARGUMENT else self._torch.outputs[second.call][:1]
+            ends = second.ends[0], *of_call
+            if not any(0 < len(self._between(self._torch, first.ends[0], end)) <= MOST_BETWEEN for end in ends):
+                return False
+        return True
+
+    def _sides(self, place: Sequence[Segment]) -> tuple[str, str]:
+        first, last = place[0], place[-1]
+        t, j = last.ends
+        inside_torch = {k for one in place for k in one.torch}
+        inside_jax = {k for one in place for k in one.jax}
+        if len(place) > 1 and not self._between(self._torch, first.ends[0], t):  # operands of one call
+            t, j = last.joined or last.ends
+        for one in place[: len(place) if t != last.ends[0] else -1]:
+            inside_torch |= self._between(self._torch, one.ends[0], t)
+            inside_jax |= self._between(self._jax, one.ends[1], j)
+        jax = self._text(self._jax, j, inside_jax, self._leaf_of_jax)
+        return _short(jax), _short(self._text(self._torch, t, inside_torch, self._leaf_of_torch))
+
+    def _between(self, graph: Graph, first: int, last: int) -> set[int]:
+        """Return the values that are computed from a value, and from which another is; the last one, too."""
+        later = graph.after(first, range(first, last + 1))
+        return graph.before(last, later)
+
+    def _text(self, graph: Graph, index: int, inside: Collection[int], leaf: Callable[[int], str]) -> str:
+        if index not in inside:
+            return leaf(index)
+        node = graph[index]
+        given = [self._text(graph, k, inside, leaf) for k in node.inputs]
+        if node.name in MOVES and given and self._only_moves(graph, index):
+            return given[0]
+        if graph is self._torch:
+            return self._call(node, given)
+        return _operation(node.name, _name(node), given, [f"{x:.6g}" for x in node.numbers])
+
+    def _only_moves(self, graph: Graph, index: int) -> bool:
+        """Return whether a value has the same elements as its first input; a cast may round them."""
+        node, source = graph[index], graph[graph[index].inputs[0]]
+        of_both = node.moments, source.moments
+        return None in of_both or node.size != source.size or are_near(*of_both)
+
+    def _call(self, node: Node, given: Sequence[str]) -> str:
+        """Write a call of torch with its arguments."""
+        call, texts = self._loss.calls[node.call], iter(given)
+        arguments = [_argument(x, texts) for x in call.args]
+        arguments += [f"{key}={_argument(x, texts)}" for key, x in call.kwargs.items() if x is not None]
+        return _operation(call.name, call.name.rstrip("_"), arguments, ())
+
+    def _leaf_of_torch(self, index: int) -> str:
+        return self._names.get(index) or self._named(index)
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {}
+
+    def _named(self, index: int) -> str:
+        """Name a value: by its parameter or entry of the batch, or the call that returns it; alike ones by number."""
+        node = self._torch[index]
+        taken = {*self._names.values()}
+        if node.call == ARGUMENT:
+            name = node.name
+        else:
+            call, variable = self._loss.calls[node.call], self._loss.variables.get(index, "")
+            of_module = f"{call.module}(...)" if call.module and self._is_last(node.call) else ""
+            name = of_module or variable or f"{call.words}(...)"
+            if len(variable) > SHORT and variable not in taken:
+                name = variable
+            name = next(x for n in count(1) if (x := _numbered(name, n)) not in taken)
+        self._names[index] = name
+        return name
+
+    def _is_last(self, number: int) -> bool:
+        """Return whether a call is the last one that its module makes."""
+        module = self._loss.calls[number].module
+        return not any(call.module == module for call in self._loss.calls[number + 1 :])
+
+    def _leaf_of_jax(self, index: int) -> str:
+        waiting = [index]
+        while waiting:
+            k = waiting.pop()
+            if k in self._twins:
+                return self._leaf_of_torch(self._twins[k])
+            if self._jax[k].name in MOVES and self._jax[k].inputs and self._only_moves(self._jax, k):
+                waiting += self._jax[k].inputs[:1]
+        node = self._jax[index]
+        return "".join(re.findall(r"[\w.]+", node.name)[-1:]) if node.call == ARGUMENT else f"{_name(node)}(...)"
+
+
+def _numbered(name: str, number: int) -> str:
+    """Return a name with a number, except for the first.
+
+    >>> _numbered("linear(...)", 2), _numbered("x", 1)
+    ('linear(... 2)', 'x')
+    """
+    if number == 1:
+        return name
+    return f"{name[:-1]} {number})" if name.endswith(")") else f"{name} {number}"
+
+
+def _name(node: Node) -> str:
+    if node.name == "convert_element_type" and node.array is not None:
+        return str(node.array.dtype)
+    return NAMES.get(node.name, node.name).rstrip("_")
+
+
+def _operation(name: str, shown: str, given: Sequence[str], numbers: Sequence[str]) -> str:
+    operands = [*given, *numbers]
+    if name in SWAPPED and len(operands) == 2:
+        return f"({operands[1]} {SWAPPED[name]} {operands[0]})"
+    if name in INFIX and len(operands) == 2:
+        return f"({operands[0]} {INFIX[name]} {operands[1]})"
+    if name == "neg" and len(operands) == 1:
+        return f"-{operands[0]}"
+    return f"{shown}({', '.join(operands)})"
+
+
+def _argument(x: Any, texts: Iterator[str]) -> str:
+    if isinstance(x, Tensor):
+        return next(texts)
+    if isinstance(x, tuple | list):
+        return f"[{', '.join(_argument(one, texts) for one in x)}]"
+    if isinstance(x, Mapping):
+        return f"{{{', '.join(_argument(one, texts) for one in x.values())}}}"
+    return f"{x:.6g}" if isinstance(x, float) else f"{x!r}"
+
+
+def _short(text: str) -> str:
+    """Return an expression without its outer parentheses; of a long one, the beginning and the end."""
+    if text.startswith("(") and _closing(text) == len(text) - 1:
+        text = text[1:-1]
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 3 :]}"
+
+
+def _closing(text: str) -> int:
+    """Return the place of the parenthesis that closes the first character's."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if depth == 0:
+            return place
+    return -1

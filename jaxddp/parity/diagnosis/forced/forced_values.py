@@ -1,0 +1,116 @@
+"""Values of torch's program when segments are forced, also on other inputs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.forced.align import Alignment, PortValues, Twin
+from jaxddp.parity.diagnosis.forced.layouts import equal
+from jaxddp.parity.diagnosis.forward.calls import CallEdit
+from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
+from jaxddp.parity.graph import ARGUMENT, Graph
+
+LOSS_NEAR = 1e-9  # relative, of losses on other inputs
+
+if TYPE_CHECKING:
+    from jaxddp.parity.diagnosis.forced.hits import Segment
+    from jaxddp.parity.diagnosis.forced.locate import Location
+
+
+@dataclass(frozen=True)
+class ForcedValues:
+    """Values of torch's program when every segment is forced: those of the port, in torch's layout.
+
+    Attributes:
+        arrays: index of a value of torch -> the array.
+        edges: (index of a value of torch, number of a call) -> what this call gets in its place.
+    """
+
+    arrays: Mapping[int, Any]
+    edges: Mapping[tuple[int, int], np.ndarray]
+
+
+@dataclass(frozen=True)
+class OtherInputs:
+    """Other inputs of both programs.
+
+    Attributes:
+        jax: the port's values.
+        arguments: name of a parameter or of an entry of the batch -> torch's array.
+    """
+
+    jax: Graph
+    arguments: Mapping[str, np.ndarray]
+
+
+def forced_values(location: "Location") -> ForcedValues:
+    """Return the values of torch's program when every segment is forced."""
+    alignment = location.alignment
+    return ForcedValues(alignment.arrays, _edges(location, alignment, location.aligner.port))
+
+
+def forced_values_on(location: "Location", alignment: Alignment, other: OtherInputs) -> ForcedValues:
+    """Return the values of torch's program on other inputs.
+
+    Args:
+        location: both programs.
+        alignment: what is forced.
+        other: the inputs.
+
+    Raises:
+        ValueError: the port's program on other inputs is another one, or a call cannot be made again.
+        One of `fit.IMPOSSIBLE`: a call cannot be made with its values.
+    """
+    torch = location.torch
+    if [node.name for node in other.jax] != [node.name for node in location.jax] or location.aligner.opaque:
+        raise ValueError("the programs cannot be run on other inputs")
+    port = PortValues(other.jax, location.aligner.layouts)
+    edges, arrays = _edges(location, alignment, port), dict[int, Any]()
+    for number, outputs in sorted(torch.outputs.items()):
+        made: Sequence[Any] = [other.arguments.get(torch[k].name, torch[k].array) for k in outputs]
+        if number != ARGUMENT:
+            given = [edges.get((k, number), arrays[k]) for k in torch[outputs[0]].inputs]
+            made = location.loss.called(number, given, alignment.edits.get(number, ()))
+        for k, array in zip(outputs, made, strict=True):
+            twin = alignment.forced.get(k)
+            arrays[k] = port.or_made(array) if twin is None else port.array(twin, torch[k].array)
+    return ForcedValues(arrays, edges)
+
+
+def _edges(location: "Location", alignment: Alignment, port: PortValues) -> dict[tuple[int, int], np.ndarray]:
+    return {(k, n): port.array(twin, location.torch[k].array) for (k, n), twin in alignment.edges.items()}
+
+
+def unedited(location: "Location") -> Alignment:
+    """Return what is forced, with the port's values in place of faults of calls, as far as they are known."""
+    changed = location.alignment.copy()
+    for one in location.segments:
+        if one.edits and one.order is not None:
+            changed.edits.pop(one.call, None)
+            changed.forced[one.ends[0]] = Twin(one.ends[1], one.order)
+    return changed
+
+
+def with_names(location: "Location", place: "Sequence[Segment]", names: Sequence[CallEdit]) -> Alignment:
+    """Return what is forced, with faults in place of what is forced at a place."""
+    changed, site = unedited(location), {call.site: n for n, call in enumerate(location.loss.calls)}
+    for one in place:
+        changed.forced.pop(one.ends[0], None)
+        changed.edges.pop((one.ends[0], one.call), None)
+        changed.edits.pop(one.call, None)
+    for name in names:
+        for number in {site[one] for one in name.sites if one in site}:
+            changed.edits[number] = (*changed.edits.get(number, ()), name)
+    return changed
+
+
+def holds(location: "Location", alignment: Alignment, other: OtherInputs) -> bool:
+    """Return whether the losses are equal on other inputs, too, with what is forced."""
+    try:
+        there = forced_values_on(location, alignment, other).arrays[location.torch.end]
+    except IMPOSSIBLE:
+        return False
+    end = other.jax[other.jax.end].array
+    return bool(np.isfinite(end).all()) and equal(there, end.reshape(there.shape), near=LOSS_NEAR)

@@ -1,0 +1,357 @@
+"""Values of the port in place of a call's inputs: the call then computes what the port does, too."""
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.forced.align import Aligner, Alignment, Twin, moments_of
+from jaxddp.parity.diagnosis.forced.layouts import Order
+from jaxddp.parity.diagnosis.forward.calls import CallEdit
+from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
+from jaxddp.parity.graph import ARGUMENT, Graph
+from jaxddp.parity.operations import SourceLine, are_near
+
+FEW = 3  # operations, from which on both sides of a segment must have almost the same inputs
+STRANGE = 3  # inputs that only one side has
+EDIT = 2  # cost of a call with a fault
+NEAREST = 12  # of the port's values that are tried in each of two places
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Operations of both sides that get equal inputs and give other outputs.
+
+    Attributes:
+        torch, jax: indices of the values that they compute; one of them may be empty.
+        ends: the values, torch's and the port's, from which both continue alike.
+        joined: values of both, torch's and the port's, that are equal after these; None: the losses.
+        inside: whether the segment computes torch's value; False: it is equal, and the port uses another one here.
+        order: order in which torch's value would hold the port's; None: unknown.
+        call: number of the next call of torch, from which on both are equal again; `ARGUMENT`: the losses.
+        edits: if the segment is this call, the fault with which it computes what the port does.
+    """
+
+    torch: tuple[int, ...]
+    jax: tuple[int, ...]
+    ends: tuple[int, int]
+    joined: tuple[int, int] | None = None
+    inside: bool = True
+    order: Order | None = None
+    call: int = ARGUMENT
+    edits: tuple[CallEdit, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hit:
+    """Segments after which a call computes what the port does.
+
+    Attributes:
+        segments: what differs before it.
+        cost: number of operations of both sides in these.
+        strange: number of inputs of the segments that only one side has; of a fault, its tier.
+        alignment: with these segments forced.
+        left: number of torch's values that still differ.
+    """
+
+    segments: tuple[Segment, ...]
+    cost: int
+    strange: int
+    alignment: Alignment
+    left: int
+
+
+class State:
+    """What differs between two programs while some segments are forced, and the hits that this allows.
+
+    Args:
+        aligner: both programs.
+        alignment: the segments that are forced.
+
+    Attributes:
+        of_torch, of_jax: values on which the loss depends, and which have no twin.
+        trials: number of calls that were made with other values.
+    """
+
+    def __init__(self, aligner: Aligner, alignment: Alignment):
+        self.aligner, self.alignment = aligner, alignment
+        self.torch, self.jax = aligner.torch, aligner.jax
+        self.of_torch, self.of_jax = aligner.unequal(alignment)
+        self.trials = 0
+        self._tried: set[tuple[object, ...]] = set()
+        self._known_later: dict[int, set[int]] = {}
+        self._inputs_of_torch: dict[int, set[int]] = {}
+        self._inputs_of_jax: dict[int, set[int]] = {}
+
+    @cached_property
+    def _before(self) -> dict[int, set[int]]:
+        border = self.jax.border(self.of_jax)
+        return {k: self.jax.before(k, self.of_jax) for k in self.of_jax} | {k: set() for k in border}
+
+    @cached_property
+    def _costs(self) -> dict[int, int]:
+        return {k: _cost(self.jax, before) for k, before in self._before.items()}
+
+    def hits(self, number: int, most: int) -> Iterator[Hit]:
+        """Yield the hits of a call that take at most some operations, except for those that were tried before."""
+        if number in self.aligner.opaque:
+            return
+        inputs = dict.fromkeys(self.torch[self.torch.outputs[number][0]].inputs)
+        suspected = [k for k in inputs if k in self.of_torch]
+        for places in _places(suspected, [k for k in inputs if k not in suspected]):
+            here = sum(_cost(self.torch, self.torch.before(k, self.of_torch)) for k in places)
+            swapped = len(places) == 2 and self.of_torch.isdisjoint(places)
+            among = {self.alignment.twins[k].jax for k in inputs if k in self.alignment.twins} if swapped else None
+            for cost, replaced in self._replacements(places, most - here, among) if here <= most else ():
+                key = number, places, tuple((twin.jax, id(twin.order)) for twin in replaced.values())
+                strange = sum(self._strange(k, twin) for k, twin in replaced.items())
+                if key in self._tried or (most > FEW and strange > STRANGE):
+                    continue
+                self._tried.add(key)
+                self.trials += 1
+                hit = self._hit(number, here + cost, replaced)
+                if hit is not None:
+                    yield hit
+
+    def edited(self, number: int, edit: CallEdit) -> Hit | None:
+        """Return a hit by a fault in a call whose inputs are equal; None: the port does not compute its result."""
+        self.trials += 1
+        outputs = self.torch.outputs[number]
+        changed = self.alignment.copy()
+        changed.edits[number] = (edit,)
+        try:
+            given = [changed.arrays[k] for k in self.torch[outputs[0]].inputs]
+            results = self.aligner.loss.called(number, given, (edit,))
+        except IMPOSSIBLE:
+            return None
+        if any(_moves_only(x, given) for x in results):
+            return None
+        twins = [self.aligner.twin_of(x, self.of_jax) for x in results]
+        if len(twins) != len(outputs) or not all(twin and self.jax[twin.jax].is_telling for twin in twins):
+            return None
+        of_torch = self.aligner.unequal(self.aligner.follow(changed, {number}))[0]
+        left = len(of_torch)
+        if (
+            left >= len(self.of_torch)
+            or outputs[0] not in changed.twins
+            or not self.follows(changed, of_torch, outputs)
+        ):
+            return None
+        twin = changed.twins[outputs[0]]
+        return Hit((self.of_edit(number, edit, twin),), EDIT, edit.tier, changed, left)
+
+    def replayed(self, index: int, twin: Twin, cost: int) -> Hit | None:
+        """Return a hit by a value of the port in place of one of torch's, after which later values are equal."""
+        changed = self.alignment.copy()
+        changed.forced[index] = twin
+        changed.arrays[index] = self.aligner.array(twin, self.torch[index].array)
+        changed.twins.pop(index, None)
+        of_torch = self.aligner.unequal(self.aligner.follow(changed))[0]
+        if not self.follows(changed, of_torch, [index]):
+            return None
+        regions = tuple(sorted(self.torch.before(index, self.of_torch))), tuple(sorted(self._before[twin.jax]))
+        users = [self.torch[k].call for k in self.torch.users[index] if k in self.of_torch or k in changed.twins]
+        one = Segment(*regions, (index, twin.jax), None, True, twin.order, min(users, default=ARGUMENT))
+        return Hit((one,), cost, self._strange(index, twin), changed, len(of_torch))
+
+    def pairs(self, most: int) -> Iterator[tuple[int, int, Twin]]:
+        """Yield the number of operations, and a value of torch and one of the port that may take its place."""
+        found = []
+        for index in self.of_torch:
+            here = _cost(self.torch, self.torch.before(index, self.of_torch))
+            for cost, twin in self._candidates(index, None) if here <= most else ():
+                if here + cost <= most:
+                    found.append((here + cost, index, twin))
+        yield from sorted(found, key=lambda one: one[:2])
+
+    def follows(self, changed: Alignment, of_torch: set[int], changed_values: Iterable[int]) -> bool:
+        """Return whether later values are equal since some have changed, and these are no coincidences.
+
+        Args:
+            changed: the alignment with the change.
+            of_torch: values that still differ.
+            changed_values: indices of the values that have changed.
+        """
+        sources = {*changed_values}
+        later = set().union(*(self.torch.after(k, range(len(self.torch))) for k in sources)) - sources
+        if any(self._collapses(k, changed) for k in later):
+            return False
+        twins = [k for k in later & (self.of_torch - of_torch) if k in changed.twins]
+        telling = [self.jax[changed.twins[k].jax].is_telling for k in twins if self._is_float(k)]
+        return bool(telling) and all(telling)
+
+    def _collapses(self, index: int, changed: Alignment) -> bool:
+        """Return whether all elements of a value have become one number, as after a power that is too high."""
+        x, y = self.torch[index].array, changed.arrays[index]
+        varies = x is not None and x.size > 1 and x.dtype.kind == y.dtype.kind == "f" and np.ptp(x) > 0
+        return varies and not np.ptp(y) > 0
+
+    def _is_float(self, index: int) -> bool:
+        return self.torch[index].array is not None and self.torch[index].array.dtype.kind in "fc"
+
+    def of_edit(self, number: int, edit: CallEdit, twin: Twin) -> Segment:
+        """Return the segment of a call that computes a value of the port with a fault."""
+        outputs = self.torch.outputs[number]
+        of_jax = tuple(sorted(self._before.get(twin.jax, ())))
+        of_torch = tuple(sorted(self.of_torch.intersection(outputs)))
+        ends = outputs[0], twin.jax
+        return Segment(of_torch, of_jax, ends, ends, True, twin.order, number, (edit,))
+
+    def _replacements(
+        self, places: tuple[int, ...], most: int, among: set[int] | None
+    ) -> list[tuple[int, dict[int, Twin]]]:
+        """Return values of the port in these places, with the number of operations that make them; the fewest first.
+
+        Args:
+            places: indices of the values in whose place they are.
+            most: most operations.
+            among: indices of the port's values that are tried; None: all.
+        """
+        choices = [[one for one in self._candidates(k, among) if one[0] <= most] for k in places]
+        if len(places) > 1:
+            choices = [some[:NEAREST] for some in choices]
+        every = (
+            (sum(cost for cost, _ in chosen), dict(zip(places, (twin for _, twin in chosen), strict=True)))
+            for chosen in itertools.product(*choices)
+        )
+        return sorted((one for one in every if one[0] <= most), key=lambda one: one[0])
+
+    def _candidates(self, index: int, among: set[int] | None) -> Iterator[tuple[int, Twin]]:
+        node = self.torch[index]
+        if node.array is None:
+            return
+        twin = self.alignment.twins.get(index)
+        sized = [(cost, k) for k, cost in self._costs.items() if self.jax[k].size == node.size]
+        near = sorted(one for one in sized if among is None or one[1] in among)
+        for cost, k in near:
+            array = self.jax[k].array
+            if array is None or (array.dtype.kind == "f") != (node.array.dtype.kind == "f"):
+                continue
+            for order in self.aligner.layouts.possible(node.array.shape, array.shape):
+                if twin is None or twin.jax != k or not np.array_equal(order, twin.order):
+                    yield cost, Twin(k, order)
+
+    def _hit(self, number: int, cost: int, replaced: Mapping[int, Twin]) -> Hit | None:
+        aligner, alignment = self.aligner, self.alignment
+        among = self.of_jax.intersection(*(self._later(twin.jax) for twin in replaced.values()))
+        if not among:
+            return None
+        arrays = {k: aligner.array(twin, self.torch[k].array) for k, twin in replaced.items()}
+        try:
+            results = aligner.made(alignment, number, arrays)
+        except IMPOSSIBLE:
+            return None
+        for result in results:
+            if _moves_only(result, arrays.values()):
+                return None
+            twin = aligner.twin_of(result, among)
+            if twin is None or not self.jax[twin.jax].is_telling:
+                return None
+            joined = self.torch.outputs[number][0], twin.jax
+        equal = {k for k in replaced if k not in self.of_torch}
+        # The port uses another value in place of an equal one: in this call, or in all.
+        ways = [self._with(number, replaced, edges) for edges in ([equal, set()] if equal else [equal])]
+        changed = min(ways, key=lambda way: len(self.aligner.unequal(way)[0]))
+        left = len(self.aligner.unequal(changed)[0])
+        if left >= len(self.of_torch):
+            return None
+        strange = sum(self._strange(k, twin) for k, twin in replaced.items())
+        inside = changed.forced.keys()
+        return Hit(tuple(self._segments(number, replaced, joined, inside)), cost, strange, changed, left)
+
+    def _later(self, index: int) -> set[int]:
+        """Return the port's values that differ, are computed from a value, and are none of those that compute it."""
+        if index not in self._known_later:
+            self._known_later[index] = self.jax.after(index, self.of_jax) - self._before[index]
+        return self._known_later[index]
+
+    def _strange(self, index: int, twin: Twin) -> int:
+        """Return the number of inputs of a segment that only one side has: the same operation has the same ones."""
+        if index not in self._inputs_of_torch:
+            of_torch = self.torch.before(index, self.of_torch)
+            inputs = self.torch.border(of_torch) if of_torch else {index}
+            self._inputs_of_torch[index] = {self.alignment.twins[k].jax for k in inputs if k in self.alignment.twins}
+        if twin.jax not in self._inputs_of_jax:
+            self._inputs_of_jax[twin.jax] = self.jax.border(self._before[twin.jax]) or {twin.jax}
+        return len(self._inputs_of_torch[index] ^ self._inputs_of_jax[twin.jax])
+
+    def _with(self, number: int, replaced: Mapping[int, Twin], edges: Collection[int]) -> Alignment:
+        changed = self.alignment.copy()
+        for k, twin in replaced.items():
+            if k in edges:
+                changed.edges[k, number] = twin
+            else:
+                changed.forced[k] = twin
+                changed.arrays[k] = self.aligner.array(twin, self.torch[k].array)
+                changed.twins.pop(k, None)
+        return self.aligner.follow(changed)
+
+    def _segments(
+        self, number: int, replaced: Mapping[int, Twin], joined: tuple[int, int], forced: Collection[int]
+    ) -> Iterator[Segment]:
+        """Yield the segments of a hit; operands that are equal values in other places are one."""
+        count = 0
+        for k, twin in replaced.items():
+            inside = k in forced
+            of_torch = tuple(sorted(self.torch.before(k, self.of_torch))) if k in self.of_torch else ()
+            of_jax = tuple(sorted(self._before[twin.jax]))
+            if of_torch or of_jax:
+                count += 1
+                yield Segment(of_torch, of_jax, (k, twin.jax), joined, inside, twin.order, number)
+            self.aligner.layouts.note(self.torch[k].array.shape, self.jax[twin.jax].array.shape, twin.order)
+        for k, twin in replaced.items() if not count else ():
+            t, j = joined
+            yield Segment((t,), (j,), (k, twin.jax), joined, k in forced, twin.order, number)
+
+
+def signature(torch: Graph, jax: Graph, hit: Hit) -> tuple[tuple[SourceLine | str | None, ...], ...]:
+    """Return what the hits of one fault in several places have in common: the lines of its segments."""
+    return tuple(
+        (
+            torch[one.ends[0]].name,
+            torch[(one.joined or one.ends)[0]].line,
+            *(torch[k].line for k in one.torch),
+            "",
+            jax[one.ends[1]].line,
+            *(line for line, _ in itertools.groupby(jax[k].line for k in one.jax)),
+        )
+        for one in hit.segments
+    )
+
+
+def _places(suspected: list[int], others: list[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the inputs of a call that are replaced together, at most two.
+
+    >>> [*_places([], [1, 2])], [*_places([3], [1])], [*_places([3, 4], [1])]
+    ([(1,), (2,), (1, 2)], [(3,), (3, 1)], [(3, 4), (3,), (4,)])
+    """
+    if len(suspected) > 2:
+        return
+    if len(suspected) == 2:
+        yield (suspected[0], suspected[1])
+        yield from ((k,) for k in suspected)
+    elif suspected:
+        yield (suspected[0],)
+        yield from ((suspected[0], k) for k in others)
+    else:
+        yield from ((k,) for k in others)
+        yield from itertools.combinations(others, 2)
+
+
+def _moves_only(result: np.ndarray, given: Iterable[np.ndarray]) -> bool:
+    """Return whether a call has only moved the values of one of its inputs."""
+    known = moments_of(result)
+    return any(are_near(known, moments_of(x)) for x in given)
+
+
+def _cost(graph: Graph, indices: Iterable[int]) -> int:
+    """Return the number of calls that do more than move values."""
+    return len({graph[k].call for k in indices if not _moves(graph, k)})
+
+
+def _moves(graph: Graph, index: int) -> bool:
+    node = graph[index]
+    given = (graph[k].moments for k in node.inputs)
+    return node.moments is not None and any(x is not None and are_near(node.moments, x) for x in given)

@@ -1,0 +1,192 @@
+"""Names for segments: faults of their calls with which these compute what the port does, on all inputs."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from jaxddp.parity.diagnosis.forced.forced_values import ForcedValues
+from jaxddp.parity.diagnosis.forced.hits import Segment
+from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forced.torch_graph import WRITTEN, TorchGraph
+from jaxddp.parity.diagnosis.forced.trials import RANKS, SegmentSubject
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
+from jaxddp.parity.diagnosis.forward.candidates import edits_of_inputs, in_words
+from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments
+from jaxddp.parity.diagnosis.forward.rewiring import ADDED, edits_of_connections
+from jaxddp.parity.diagnosis.forward.several_calls import chains_left_out, numbers_together
+from jaxddp.parity.diagnosis.forward.substitutes import substitutes
+from jaxddp.parity.diagnosis.search.fault_search import Search, confirm
+from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Budget, Differences
+from jaxddp.parity.graph import ARGUMENT
+from jaxddp.parity.operations import readings
+
+FLOOR = 1e-11  # of what the next calls compute
+TRIALS = 4000  # of a segment
+MOST_CALLS = 12  # of a segment that gets a name
+NO_TRACE = (0.0, 1.0)  # numbers of a port that may leave no trace in its program: x + 0, 1 * x
+MOST_NUMBERS = 24  # of the port that are tried in a place
+MOST_PAIRS = 8  # of the port's numbers that are tried two at a time
+# Faults that can do what many others do: if several fit, none of them is likely to be what was written.
+LOOSE = frozenset({"factor", "addend", "other_operand", "call_added", "call_moved"})
+ADDED_TO = ("call_added", "factor", "addend")
+LEFT_OUT = ("operand_left_out", "call_left_out", "calls_left_out")  # those that say most first
+LAYERS = re.compile(r"\b[A-Za-z_]\w*(?:\.\w+)+")  # names such as blocks.0.norm
+Changes = Callable[[Call], Iterable[Change]]
+
+
+@dataclass(frozen=True)
+class Edits:
+    """Faults of calls that can be tried.
+
+    Attributes:
+        loss: torch's program.
+        names: id of a parameter or of an entry of the batch -> its name.
+        inputs: id of an entry of the batch -> its name.
+        catalogue: faults of a call that have a name in the catalogue.
+    """
+
+    loss: TorchGraph
+    names: Mapping[int, str]
+    inputs: Mapping[int, str]
+    catalogue: Changes = lambda call: ()
+
+    @cached_property
+    def words(self) -> dict[int, str]:
+        """What each tensor is: a parameter, or the result of a call."""
+        return in_words(self.loss.calls, self.names)
+
+    def of_call(self, number: int, numbers: Sequence[float]) -> Iterator[CallEdit]:
+        """Yield faults of a call's own arguments and function, numbers only as the port has them."""
+        for edit in map(single, self._own(number)):
+            if edit.reference is None:
+                yield edit
+            else:
+                yield from with_numbers(edit, likely(numbers))
+
+    def of_inputs(self) -> Iterator[CallEdit]:
+        """Yield faults of how entries of the batch are taken."""
+        yield from edits_of_inputs(self.loss.calls, self.words, self.inputs)
+
+    def of_segments(self, location: Location, subject: SegmentSubject) -> Iterator[CallEdit]:
+        """Yield faults of the calls of some segments, and of the next ones; numbers as the port has them, and any."""
+        of_jax = {k for one in subject.segments for k in (*one.jax, *((one.joined or one.ends)[1:]))}
+        numbers = [*dict.fromkeys(x for k in sorted(of_jax) for x in location.jax[k].numbers)]
+        primitives = {location.jax[k].name for k in of_jax}
+        for edit in map(single, self._changes(subject.inside, numbers, primitives)):
+            if edit.reference is not None:
+                yield from with_numbers(edit, likely(numbers))
+            yield edit
+
+    def everywhere(self, edit: CallEdit) -> Iterator[tuple[Call, Change]]:
+        """Yield the changes of the fault's kind of all calls of its function."""
+        name = next(call.name for call in self.loss.calls if call.site in edit.sites)
+        alike = [n for n, call in enumerate(self.loss.calls) if call.name == name]
+        numbers = () if edit.value is None else (edit.value,)
+        changes = self._changes(alike, numbers, {part for _, parts in ADDED.values() for part in parts})
+        yield from (one for one in changes if one[1].fault == edit.change.fault)
+
+    def _changes(
+        self, inside: Sequence[int], numbers: Sequence[float], primitives: Collection[str]
+    ) -> Iterator[tuple[Call, Change]]:
+        calls = self.loss.calls
+        inside = [n for n in inside if calls[n].name != WRITTEN]
+        yield from (one for n in inside for one in self._own(n))
+        yield from ((calls[n], one) for n in inside for one in numbers_together(calls[n], numbers[:MOST_PAIRS]))
+        yield from edits_of_connections(calls, inside, primitives, self.words)
+        yield from chains_left_out(calls, inside, self.words)
+        yield from ((calls[n], change) for n in inside for change in substitutes(calls, n, self.words))
+
+    def _own(self, number: int) -> Iterator[tuple[Call, Change]]:
+        call = self.loss.calls[number]
+        if call.name != WRITTEN:
+            yield from ((call, change) for change in self.catalogue(call))
+            yield from ((call, change) for change in edits_of_arguments(call, self.words))
+
+
+def single(of: tuple[Call, Change]) -> CallEdit:
+    """Return a change of one call as a fault."""
+    call, change = of
+    sites = frozenset({call.site, *change.also})
+    return CallEdit(change, sites, changes=dict.fromkeys(sites, change))
+
+
+def with_numbers(edit: CallEdit, numbers: Iterable[float]) -> Iterator[CallEdit]:
+    """Yield a fault with a value with each of the port's numbers."""
+    yield from (replace(edit, value=x, given=True) for x in numbers if x != edit.change.reference)
+
+
+def likely(numbers: Sequence[float]) -> list[float]:
+    """Return the port's numbers, what Python may have made of them, and those that leave no trace."""
+    ways = zip(*map(readings, numbers), strict=False)
+    return [*dict.fromkeys((*[x for way in ways for x in way][:MOST_NUMBERS], *NO_TRACE))]
+
+
+def labelled(
+    location: Location,
+    segments: Sequence[Segment],
+    values: Sequence[ForcedValues],
+    edits: Edits,
+    like: CallEdit | None = None,
+    fault: str = "",
+) -> list[CallEdit]:
+    """Return the faults with which some segments compute what the port does on all inputs, the likeliest first.
+
+    Args:
+        location, segments: the segments; all others stay forced.
+        values: for each of the inputs, the values.
+        edits: faults that can be tried.
+        like: only such a fault is tried.
+        fault: only faults of this kind are tried; "": all.
+    """
+    subject = SegmentSubject(location, segments, values)
+    if len(subject.inside) > MOST_CALLS:
+        return []
+    tried: list[CallEdit] = [*(edit for one in segments for edit in one.edits), *edits.of_segments(location, subject)]
+    # Any number can be fitted to one number.
+    fitted = any(x.size > 1 for x in subject.observed(0, RANKS)["values"].values())
+    tried = [one for one in tried if fault in ("", one.change.fault)]
+    items = [one for one in tried if (like is None or is_alike(one, like)) and (fitted or one.reference is None)]
+    probe = 0, RANKS
+    try:
+        search = Search(Differences(subject, [probe]), items, FLOOR, Budget(TRIALS))
+        found, _ = confirm(subject, search.singles(), FLOOR)
+    except IMPOSSIBLE:
+        return []
+    fitting = [one for one in found if one.residual <= FLOOR and one.plausible and not one.idle]
+    edited = {(edit.says, *edit.sites): edit for one in fitting for edit in one.items if isinstance(edit, CallEdit)}
+    counted = Counter((edit.change.what, *edit.sites) for edit in edited.values())
+    # If several numbers do the same, none of them is likely to be what was written.
+    every = [edit for edit in edited.values() if counted[edit.change.what, *edit.sites] == 1]
+    for fault in LEFT_OUT:  # what a call is given does the same as any function that returns it
+        if absent := [edit for edit in every if edit.change.fault == fault]:
+            return absent
+    best = [edit for edit in every if _rank(edit) == min(map(_rank, every))]
+    loose = [edit for edit in best if edit.change.fault in LOOSE]
+    if len(loose) < 2:
+        return best
+    # What is added to a result, or to an operand of the next call, is the same.
+    ends = {location.loss.calls[one.call].site for one in segments if one.call != ARGUMENT}
+    last = [edit for edit in loose if edit.sites <= ends and edit.change.fault != "other_operand"]
+    alike = {(edit.change.fault, edit.value) for edit in loose}
+    return (last or loose)[:1] if len(alike) == 1 and loose[0].change.fault in ADDED_TO else []
+
+
+def _rank(edit: CallEdit) -> tuple[int, bool]:
+    return edit.tier, edit.reference is not None
+
+
+def is_alike(one: CallEdit, other: CallEdit) -> bool:
+    """Return whether two faults are the same in different places."""
+    first, second = ((x.change.fault, x.value, of_any_layer(x.change.group or x.change.what)) for x in (one, other))
+    return first == second
+
+
+def of_any_layer(words: str) -> str:
+    """Return words in which the numbers of layers are left out.
+
+    >>> of_any_layer("blocks.0.norm.weight left out of mul"), of_any_layer("axis 1 instead of 0.5")
+    ('blocks.*.norm.weight left out of mul', 'axis 1 instead of 0.5')
+    """
+    return LAYERS.sub(lambda name: re.sub(r"\.\d+", ".*", name[0]), words)

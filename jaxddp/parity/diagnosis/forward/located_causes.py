@@ -1,0 +1,90 @@
+"""The ruling on a difference between two losses: names of the faults that were located, or what both sides compute."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.forced.causes import LocatedFault
+from jaxddp.parity.diagnosis.forward.calls import CallEdit
+from jaxddp.parity.diagnosis.forward.fault_lines import OF_CALLS, of_layer
+from jaxddp.parity.diagnosis.forward.reading import Reading
+from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
+from jaxddp.parity.diagnosis.search.fault_search import Explanation, confirm
+from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Item, Subject
+from jaxddp.parity.operations import Lines, SourceLine
+
+LOSS = "local_loss"
+MOST_COMBINATIONS = 8  # of names that a run may not tell apart
+FORCED = "with the port's values in place of these, every other call computes what the port does"
+Search = Callable[[tuple[CallEdit, ...]], tuple[Ruling, tuple[Item, ...]]]
+
+
+def ruling_on(
+    faults: Sequence[LocatedFault],
+    subject: Subject,
+    reading: Reading,
+    made: Mapping[str, SourceLine],
+    floor: float,
+    search: Search,
+) -> tuple[Ruling, tuple[Item, ...]]:
+    """Return the ruling, and the edits that replay all of the difference, if there are such.
+
+    Names count if they explain every step; if these show a further fault, it is searched for.
+
+    Args:
+        faults: the faults that were located.
+        subject: the losses and gradients of all steps.
+        reading: the port's program.
+        made: library's module -> the user's line that makes it.
+        floor: the largest residual that counts as rounding.
+        search: search for a further fault, with some planted.
+    """
+    lines = tuple(_lines(fault, reading, made) for fault in faults)
+    segments = tuple(fault.text for fault in faults)
+    ruling = Ruling((), None, lines=lines, segments=segments)
+    if all(fault.names for fault in faults):
+        ways = itertools.islice(itertools.product(*(fault.names for fault in faults)), MOST_COMBINATIONS)
+        explanations, _ = confirm(subject, [Explanation((), way, 0.0) for way in ways], floor)
+        fitting = [one for one in explanations if one.residual <= floor]
+        if fitting:
+            return replace(ruling, named=tuple(one.hypothesis for one in fitting)), fitting[0].items
+        named = tuple(fault.names[0] for fault in faults)
+        further, items = search(named)
+        if further.named:
+            joined = tuple(_joined(named, one) for one in further.named)
+            return replace(ruling, named=joined, lines=(*lines, *further.lines)), (*named, *items)
+        if not _explain_losses(subject, named, floor):
+            faults = [replace(fault, names=()) for fault in faults]
+    says = [fault.names[0].says if fault.names else fault.says for fault in faults]
+    if not all(says):
+        return replace(ruling, lines=lines[:1]), ()
+    kinds = tuple(fault.names[0].faults[0] if fault.names else fault.kind for fault in faults)
+    return replace(ruling, named=(Hypothesis(kinds, "; ".join(says), 0.0, measured=FORCED),)), ()
+
+
+def _explain_losses(subject: Subject, named: Sequence[CallEdit], floor: float) -> bool:
+    """Return whether faults explain the losses of all steps, though not the gradients."""
+    for step in range(subject.steps):
+        observed = subject.observed(step, subject.ranks).get(LOSS, {})
+        try:
+            predicted = subject.predicted(step, subject.ranks, named).get(LOSS, {})
+        except IMPOSSIBLE:
+            return False
+        if not all(np.allclose(predicted[name], x, rtol=floor, atol=0.0) for name, x in observed.items()):
+            return False
+    return True
+
+
+def _joined(named: Sequence[CallEdit], further: Hypothesis) -> Hypothesis:
+    faults = tuple(fault for one in named for fault in one.faults)
+    says = "; ".join([*(one.says for one in named), further.says])
+    return replace(further, faults=(*faults, *further.faults), says=says)
+
+
+def _lines(fault: LocatedFault, reading: Reading, made: Mapping[str, SourceLine]) -> Lines:
+    """Return the lines of a fault; if it is an option of a library's layer, those that make the layer."""
+    if not fault.names or fault.call is None or fault.names[0].change.fault in OF_CALLS:
+        return fault.text.lines
+    return of_layer(fault.text.lines, fault.call, reading, made)

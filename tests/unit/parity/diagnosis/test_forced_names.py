@@ -1,0 +1,118 @@
+"""Faults that were located have names that are true on other inputs; others are said as code, in the user's names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from jax import numpy as jnp
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jaxddp.parity.diagnosis.forward.loss_causes import search_model
+from jaxddp.parity.diagnosis.search.decide import Ruling
+from tests.support.read_programs import Params, evidence_between, linear
+
+BLOCKS, EXAMPLES, WIDTH = 3, 5, 6
+
+
+class Gated(nn.Module):
+    """Blocks of a gated branch, a scaled sum, and a temperature's logarithm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(BLOCKS))
+        self.ups = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(BLOCKS))
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+        self.log_scale = nn.Parameter(torch.tensor(1.3))
+
+    def forward(self, x: Tensor, valid: Tensor) -> Tensor:
+        for gate, up in zip(self.gates, self.ups, strict=True):
+            branch = F.silu(gate(x)) * up(x)
+            x = x + self.scale * branch
+        weighted = x * valid
+        return weighted.sum(0) / valid.sum() * self.log_scale.exp()
+
+
+def torch_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {"loss": F.huber_loss(model(batch["x"], batch["valid"]), batch["y"]), "count": torch.tensor(1.0)}
+
+
+def gated(p: Params, k: int, x: jax.Array) -> jax.Array:
+    return jax.nn.silu(linear(p, f"gates.{k}", x)) * linear(p, f"ups.{k}", x)
+
+
+def sum_of(p: Params, k: int, x: jax.Array) -> jax.Array:
+    return x + p["scale"][None] * gated(p, k, x)
+
+
+def mean_of(x: jax.Array, valid: jax.Array) -> jax.Array:
+    return (x * valid).sum(0) / valid.sum()
+
+
+def jax_loss(pieces: Mapping[str, Any]) -> Any:
+    """Return the loss with some of its pieces replaced."""
+    block, mean, temperature, times = (
+        pieces.get(name, piece)
+        for name, piece in (("block", sum_of), ("mean", mean_of), ("temperature", jnp.exp), ("times", 1.0))
+    )
+
+    def loss(p: Params, batch: Mapping[str, jax.Array]) -> jax.Array:
+        x = batch["x"]
+        for k in range(BLOCKS):
+            x = block(p, k, x)
+        size = jnp.abs(mean(x, batch["valid"]) * temperature(p["log_scale"]) * times - batch["y"])
+        return jnp.where(size < 1, size**2 / 2, size - 0.5).mean()
+
+    return loss
+
+
+def ruling_on(**pieces: Any) -> Ruling:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    batch = {name: rng.normal(size=(EXAMPLES, WIDTH)) for name in ("x",)}
+    batch |= {"y": rng.normal(size=WIDTH), "valid": (np.arange(EXAMPLES) < EXAMPLES - 1)[:, None].astype(float)}
+    return search_model(evidence_between(Gated().double(), torch_loss, jax_loss(pieces), [batch]))[0]
+
+
+def test_a_right_port_has_no_fault() -> None:
+    assert ruling_on() == Ruling((), None)
+
+
+# Pieces -> what is said, and in how many places the segment is.
+CASES: dict[str, tuple[dict[str, Any], str, int]] = {
+    # abs would do in the run, in which the logarithm is positive.
+    "exp left out": ({"temperature": lambda x: x}, "exp left out", 1),
+    "moved in every block": (
+        {"block": lambda p, k, x: p["scale"][None] * (x + gated(p, k, x))},
+        "scale * (x + branch) instead of x + (scale * branch), in linear of gates.1",
+        BLOCKS,
+    ),
+    "operands swapped in every block": (
+        {
+            "block": lambda p, k, x: (
+                x + p["scale"][None] * (linear(p, f"gates.{k}", x) * jax.nn.silu(linear(p, f"ups.{k}", x)))
+            )
+        },
+        "gates.0(...) * (ups.0(...) * sigmoid(ups.0(...))) instead of silu(gates.0(...), inplace=False) * ups.0(...), "
+        "in mul",
+        BLOCKS,
+    ),
+    "no mask": (
+        {"mean": lambda x, valid: x.mean(0)},
+        "sum(x) / 5 instead of sum((x * valid), 0) / sum(valid), in mul",
+        1,
+    ),
+    "a factor": ({"times": 0.25}, "the result of mul in huber_loss times 0.25", 1),
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_is_named_in_all_of_its_places(name: str) -> None:
+    pieces, says, places = CASES[name]
+    ruling = ruling_on(**pieces)
+    assert [one.says for one in ruling.named] == [says]
+    assert [segment.places for segment in ruling.segments] == [places]
