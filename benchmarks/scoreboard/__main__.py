@@ -21,6 +21,7 @@ from benchmarks.scoreboard.mutants import Outcome, run_mutants
 from benchmarks.scoreboard.outside import OutsideScore, fault_module, score_outside
 from benchmarks.scoreboard.right import WORLD_SIZE, RightScore, right_module, score_right
 from benchmarks.scoreboard.score import Question, Score, score
+from benchmarks.scoreboard.unseen import UnseenScore, questions, score_unseen
 from benchmarks.smoke import compile_faster
 from jaxddp import cli
 from jaxddp.errors import InputError, check_name
@@ -29,8 +30,8 @@ from jaxddp.parity.environment import environment
 from jaxddp.parity.workers import Workers
 
 PROG = "python -m benchmarks.scoreboard"
-PARTS = ("planted", "pairs", "uncatalogued", "outside", "clean", "right", "threads", "exam", "mutants")
-APART = ("outside", "right", "exam", "mutants")  # parts with scores of their own
+PARTS = ("planted", "pairs", "uncatalogued", "outside", "unseen", "clean", "right", "threads", "exam", "mutants")
+APART = ("outside", "unseen", "right", "exam", "mutants")  # parts with scores of their own
 # Scenarios and optimizers of the correct ports, in turn.
 CLEAN = (
     *(("mlp", "sgd"), ("mlp", "adamw"), ("tokens", "adamw"), ("convnet", "sgd"), ("mlp_accumulated", "sgd_nesterov")),
@@ -46,7 +47,7 @@ class ScoreboardOptions:
     """
 
     parts: tuple[str, ...] = PARTS
-    """planted | pairs | uncatalogued | outside | clean | right | threads | exam | mutants."""
+    """planted | pairs | uncatalogued | outside | unseen | clean | right | threads | exam | mutants."""
     only: str = "*"
     """Run only the faults, pairs, correct ports ("seed 7"), threads and mutants whose name matches this pattern."""
     share: float = 1.0
@@ -101,10 +102,11 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
                     print(_line(result, *_agreements([result] * (part == "threads")).values()), flush=True)
                 scores[part].append(result)
         outside = list(_outside(options, kept, workers)) if "outside" in options.parts else []
+        unseen = list(_unseen(options, kept, workers)) if "unseen" in options.parts else []
     right = list(_right(options, kept)) if "right" in options.parts else []
     exam = list(_exam(options, kept)) if "exam" in options.parts else []
     outcomes = list(_mutants(options, kept)) if "mutants" in options.parts else []
-    if not outcomes and not outside and not right and not exam and not any(scores.values()):
+    if not outcomes and not outside and not unseen and not right and not exam and not any(scores.values()):
         raise InputError(f"--only {options.only}: matches nothing in {', '.join(options.parts)}")
     command = shlex.join([*PROG.split(), *argv])
     about = {**environment(), "command": command, "date": kept.when()}
@@ -113,7 +115,7 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
         threads.write(_faults("threads").GROUPS, scores.get("threads", ()), options.threads_page)
     if options.silent is not None:
         write_atomically(options.silent, silent_list(options.silent, exam).encode())
-    text = to_markdown(scores, outside, outcomes, about, agreements, exam, right)
+    text = to_markdown(scores, outside, outcomes, about, agreements, exam, right, unseen)
     if options.output is None:
         print(text)
     else:
@@ -177,6 +179,19 @@ def _outside(options: ScoreboardOptions, kept: Kept, workers: Workers) -> Iterat
             where = ", ".join(map(str, result.places))
             patched = "patched" if result.patched else ""
             print(f"{mark:10} {patched:8} {result.seconds:5.1f} s  {label:36} {where:50} {said}".rstrip(), flush=True)
+        yield result
+
+
+def _unseen(options: ScoreboardOptions, kept: Kept, workers: Workers) -> Iterator[UnseenScore]:
+    for label, names in questions().items():
+        if not fnmatch.fnmatch(label, options.only):
+            continue
+        if (result := kept.unseen(("unseen", label))) is None:
+            result = score_unseen(label, names, workers)
+            kept.add(("unseen", label), result)
+            mark = "named" if result.named else "WRONG" if result.wrong else result.verdict
+            place = "located" if result.located else f"{result.jax_line:d}{result.torch_line:d} {result.largest}"
+            print(f"{mark:10} {place:8} {result.seconds[0]:5.1f} s  {label:36} {'; '.join(result.said)}", flush=True)
         yield result
 
 

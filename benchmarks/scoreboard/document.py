@@ -14,6 +14,9 @@ from benchmarks.scoreboard.right import counts as counts_right
 from benchmarks.scoreboard.right import section as right_section
 from benchmarks.scoreboard.score import Score
 from benchmarks.scoreboard.threads import counts as counts_threads
+from benchmarks.scoreboard.unseen import UnseenScore
+from benchmarks.scoreboard.unseen import counts as counts_unseen
+from benchmarks.scoreboard.unseen import section as unseen_section
 from benchmarks.tables import table
 
 METHODS = {
@@ -34,6 +37,7 @@ def to_markdown(
     agreements: Mapping[str, str],
     exam: Sequence[ExamScore] = (),
     right: Sequence[RightScore] = (),
+    unseen: Sequence[UnseenScore] = (),
 ) -> str:
     """Format the scoreboard.
 
@@ -45,13 +49,14 @@ def to_markdown(
         agreements: public thread -> how far the check agrees with it.
         exam: scores of the part "exam".
         right: scores of the part "right".
+        unseen: scores of the part "unseen".
     """
     blocks = [
         "# Scoreboard of the parity check",
         f"`{environment['command']}`, {environment['date']}, {environment['hardware']}, Python "
         f"{environment['python']}, jax {environment['jax']}, flax {environment['flax']}, "
         f"optax {environment['optax']}, torch {environment['torch']}.",
-        table(["what", "number", "result"], _summary(parts, outside, mutants, agreements, exam, right)),
+        table(["what", "number", "result"], _summary(parts, outside, mutants, agreements, exam, right, unseen)),
     ]
     for name, section in (("planted", _planted), ("pairs", _pairs), ("uncatalogued", _uncatalogued), ("clean", _clean)):
         if parts.get(name):
@@ -59,6 +64,7 @@ def to_markdown(
     blocks += right_section(right) if right else ()
     if outside:
         blocks += _outside(outside)
+    blocks += unseen_section(unseen) if unseen else ()
     if agreements:
         rows = [(s.question.label, _scenario(s), _said(s), agreements[s.question.label]) for s in parts["threads"]]
         blocks += [
@@ -80,6 +86,7 @@ def _summary(
     agreements: Mapping[str, str],
     exam: Sequence[ExamScore],
     right: Sequence[RightScore],
+    unseen: Sequence[UnseenScore],
 ) -> Iterator[Sequence[object]]:
     if scores := parts.get("planted"):
         faults = _by_fault(scores)
@@ -98,6 +105,8 @@ def _summary(
         yield f"faults outside the catalogue in {ports} users' ports", len(outside), counts_outside(outside)
         patchable = sum(score.patchable for score in outside)
         yield "of these, named ones of model, loss, optimizer and schedule", patchable, counts_of_patches(outside)
+    if unseen:
+        yield "ports by an author who does not know the check", len(unseen), counts_unseen(unseen)
     if scores := parts.get("clean"):
         alarms = sum(score.verdict != "equal" for score in scores)
         yield f"correct ports, {scores[0].question.steps} steps each", len(scores), f"{alarms} false alarms"

@@ -15,10 +15,12 @@ from benchmarks.scoreboard.mutants import Outcome
 from benchmarks.scoreboard.outside import OutsideScore, Place
 from benchmarks.scoreboard.right import RightScore
 from benchmarks.scoreboard.score import Question, Score
+from benchmarks.scoreboard.unseen import UnseenScore
 from jaxddp.errors import InputError
 
 EXAM_FIELDS = dataclasses.fields(ExamScore)
 RIGHT_FIELDS = dataclasses.fields(RightScore)
+Result = Score | OutsideScore | UnseenScore | ExamScore | RightScore | Outcome
 
 
 class Kept:
@@ -49,7 +51,7 @@ class Kept:
             except (ValueError, TypeError, KeyError):
                 raise InputError(f"{path}: line {number} is not a result of the scoreboard") from None
 
-    def add(self, key: tuple[str, ...], result: Score | OutsideScore | ExamScore | RightScore | Outcome) -> None:
+    def add(self, key: tuple[str, ...], result: Result) -> None:
         """Add a result, and append it to the file."""
         fields = {field.name for field in dataclasses.fields(result)} - {"question", "fault"}
         values = {name: getattr(result, name) for name in sorted(fields)}
@@ -98,6 +100,15 @@ class Kept:
         """Return the verdict on a correct port; None if it was not run yet."""
         entry = self._lines.get(key)
         return None if entry is None else RightScore(**{field.name: entry[field.name] for field in RIGHT_FIELDS})
+
+    def unseen(self, key: tuple[str, ...]) -> UnseenScore | None:
+        """Return the score of a port of tests/faults/unseen; None if there is none yet."""
+        entry = self._lines.get(key)
+        if entry is None:
+            return None
+        of_fields = {field.name: entry[field.name] for field in dataclasses.fields(UnseenScore)}
+        values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in of_fields.items()}
+        return UnseenScore(**values)
 
     def when(self) -> str:
         """Return the dates and commits of all results: "2026-01-31, commit 1a2b3c4"."""
