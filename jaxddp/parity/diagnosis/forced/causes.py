@@ -2,7 +2,7 @@
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from jaxddp.parity.diagnosis.forced.describe import lines_of, text_of
@@ -88,10 +88,15 @@ class Naming:
         edits: faults that can be tried.
     """
 
-    def __init__(self, location: Location, others: Iterable[OtherInputs], edits: Edits):
+    def __init__(self, location: Location, others: Sequence[OtherInputs], edits: Edits):
         self._location, self._edits = location, edits
         self._values = [forced_values(location)]
-        self._others = [other for other in others if holds(location, unedited(location), other)]
+        # What is forced elsewhere may be another value of the port on other inputs; then they show nothing.
+        alone = len(location.segments) == 1
+        there = [other for other in others if holds(location, unedited(location), other)]
+        self._others = [*others] if alone else there
+        # Of values that are equal here and not there, the port may use another one than the expressions say.
+        self._is_certain = not alone or len(there) == len(others)
         self._expressions = Expressions(location)
 
     def faults(self) -> Iterator[LocatedFault]:
@@ -197,7 +202,7 @@ class Naming:
         torch, jax = self._location.torch, self._location.jax
         calls = {torch[k].call for one in place for k in one.torch}
         operations = {jax[k].call for one in place for k in one.jax}
-        is_known = not any(one.edits and one.order is None for one in place)
+        is_known = self._is_certain and not any(one.edits and one.order is None for one in place)
         short = is_known and len(calls) <= MOST_CALLS and len(operations) <= MOST_OPERATIONS
         says, code = (self._expressions.sentence(place), self._expressions.sides(place)) if short else ("", ("", ""))
         if len(says) > LONGEST or " ... " in says:

@@ -14,13 +14,12 @@ from jaxddp.parity.graph import ARGUMENT, Graph, Node
 from jaxddp.parity.operations import Lines, SegmentText, SourceLine, readings
 
 
-def text_of(location: Location, place: Sequence[Segment], places: int = 1) -> SegmentText:
+def text_of(location: Location, place: Sequence[Segment]) -> SegmentText:
     """Return the operations of a fault at a place, with their lines and the value that differs most.
 
     Args:
         location: the programs.
         place: the segments before one call.
-        places: number of places that have the fault.
     """
     torch, jax = location.torch, location.jax
     next_of_torch, next_of_jax = place[-1].joined or place[-1].ends
@@ -30,9 +29,7 @@ def text_of(location: Location, place: Sequence[Segment], places: int = 1) -> Se
         next_of_jax = place[0].ends[1]  # torch makes the call on the line of its input
     lines = Lines(_last_line(jax, of_jax, next_of_jax), line)
     element, values = _largest_difference(location, place[-1])
-    return SegmentText(
-        tuple(_operations(jax, of_jax)), tuple(_operations(torch, of_torch)), lines, element, values, places
-    )
+    return SegmentText(tuple(_operations(jax, of_jax)), tuple(_operations(torch, of_torch)), lines, element, values)
 
 
 def lines_of(location: Location, place: Sequence[Segment], lines: Lines, call: Call, number: float | None) -> Lines:

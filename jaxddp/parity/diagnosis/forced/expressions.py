@@ -3,7 +3,6 @@
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -47,6 +46,7 @@ class Expressions:
     def __init__(self, location: Location):
         self._torch, self._jax, self._loss = location.torch, location.jax, location.loss
         alignment = location.alignment
+        self._names: dict[int, str] = {}  # of the values of one place
         self._twins: dict[int, int] = {}
         for k, twin in (*alignment.twins.items(), *alignment.forced.items()):
             self._twins.setdefault(twin.jax, k)
@@ -129,10 +129,6 @@ class Expressions:
 
     def _leaf_of_torch(self, index: int) -> str:
         return self._names.get(index) or self._named(index)
-
-    @cached_property
-    def _names(self) -> dict[int, str]:
-        return {}
 
     def _named(self, index: int) -> str:
         """Name a value: by its parameter or entry of the batch, or the call that returns it; alike ones by number."""

@@ -64,7 +64,7 @@ class Hit:
 
 
 class State:
-    """What differs between two programs while some segments are forced, and the hits that this allows.
+    """Compare two programs while some segments are forced, and find the hits that this allows.
 
     Args:
         aligner: both programs.

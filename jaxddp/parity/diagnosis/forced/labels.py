@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from jaxddp.parity.diagnosis.forced.forced_values import ForcedValues
@@ -12,8 +12,9 @@ from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.diagnosis.forced.torch_graph import WRITTEN, TorchGraph
 from jaxddp.parity.diagnosis.forced.trials import RANKS, SegmentSubject
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
-from jaxddp.parity.diagnosis.forward.candidates import edits_of_inputs, in_words
+from jaxddp.parity.diagnosis.forward.candidates import LOOSE, edits_of_inputs, in_words, with_numbers
 from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments
+from jaxddp.parity.diagnosis.forward.reading import MOST_NUMBERS, NO_TRACE
 from jaxddp.parity.diagnosis.forward.rewiring import ADDED, edits_of_connections
 from jaxddp.parity.diagnosis.forward.several_calls import chains_left_out, numbers_together
 from jaxddp.parity.diagnosis.forward.substitutes import substitutes
@@ -25,11 +26,7 @@ from jaxddp.parity.operations import readings
 FLOOR = 1e-11  # of what the next calls compute
 TRIALS = 4000  # of a segment
 MOST_CALLS = 12  # of a segment that gets a name
-NO_TRACE = (0.0, 1.0)  # numbers of a port that may leave no trace in its program: x + 0, 1 * x
-MOST_NUMBERS = 24  # of the port that are tried in a place
 MOST_PAIRS = 8  # of the port's numbers that are tried two at a time
-# Faults that can do what many others do: if several fit, none of them is likely to be what was written.
-LOOSE = frozenset({"factor", "addend", "other_operand", "call_added", "call_moved"})
 ADDED_TO = ("call_added", "factor", "addend")
 LEFT_OUT = ("operand_left_out", "call_left_out", "calls_left_out")  # those that say most first
 LAYERS = re.compile(r"\b[A-Za-z_]\w*(?:\.\w+)+")  # names such as blocks.0.norm
@@ -54,16 +51,13 @@ class Edits:
 
     @cached_property
     def words(self) -> dict[int, str]:
-        """What each tensor is: a parameter, or the result of a call."""
+        """Return what each tensor is: a parameter, or the result of a call."""
         return in_words(self.loss.calls, self.names)
 
     def of_call(self, number: int, numbers: Sequence[float]) -> Iterator[CallEdit]:
         """Yield faults of a call's own arguments and function, numbers only as the port has them."""
-        for edit in map(single, self._own(number)):
-            if edit.reference is None:
-                yield edit
-            else:
-                yield from with_numbers(edit, likely(numbers))
+        edits = with_numbers(map(single, self._own(number)), likely(numbers))
+        yield from (edit for edit in edits if edit.reference is None)
 
     def of_inputs(self) -> Iterator[CallEdit]:
         """Yield faults of how entries of the batch are taken."""
@@ -74,10 +68,7 @@ class Edits:
         of_jax = {k for one in subject.segments for k in (*one.jax, *((one.joined or one.ends)[1:]))}
         numbers = [*dict.fromkeys(x for k in sorted(of_jax) for x in location.jax[k].numbers)]
         primitives = {location.jax[k].name for k in of_jax}
-        for edit in map(single, self._changes(subject.inside, numbers, primitives)):
-            if edit.reference is not None:
-                yield from with_numbers(edit, likely(numbers))
-            yield edit
+        yield from with_numbers(map(single, self._changes(subject.inside, numbers, primitives)), likely(numbers))
 
     def everywhere(self, edit: CallEdit) -> Iterator[tuple[Call, Change]]:
         """Yield the changes of the fault's kind of all calls of its function."""
@@ -110,11 +101,6 @@ def single(of: tuple[Call, Change]) -> CallEdit:
     call, change = of
     sites = frozenset({call.site, *change.also})
     return CallEdit(change, sites, changes=dict.fromkeys(sites, change))
-
-
-def with_numbers(edit: CallEdit, numbers: Iterable[float]) -> Iterator[CallEdit]:
-    """Yield a fault with a value with each of the port's numbers."""
-    yield from (replace(edit, value=x, given=True) for x in numbers if x != edit.change.reference)
 
 
 def likely(numbers: Sequence[float]) -> list[float]:

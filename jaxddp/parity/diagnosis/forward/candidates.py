@@ -67,8 +67,8 @@ def candidates(
     again, before = _again(calls, here, place), _before(parted, here)
     edits = [*patches_of(_changes(calls, parted, here, again, before, names))]
     of_numbers = [one for one in (*listed, *edits) if one.change.fault == "number" and one.change.reference is not None]
-    some = [*_with_numbers(of_numbers, parted.all_numbers), *_substitutes(calls, parted, here, names)]
-    fitting, others = _split([*_with_numbers([*listed, *edits], parted.likely_numbers)], trial, begins)
+    some = [*with_numbers(of_numbers, parted.all_numbers), *_substitutes(calls, parted, here, names)]
+    fitting, others = _split([*with_numbers([*listed, *edits], parted.likely_numbers)], trial, begins)
     fitting = sorted([*fitting, *filter(trial.gives, some)], key=partial(_order, begins))
     there = {calls[index].site for index in (*again, *before)}
     others = [patch for patch in others if not there >= patch.sites]
@@ -140,12 +140,12 @@ def _substitutes(
 ) -> Iterator[CallEdit]:
     """Yield edits that are tried only if a call then gives what the port computes: there are many of them."""
     changes = ((calls[index], change) for index in here for change in substitutes(calls, index, names))
-    yield from _with_numbers(patches_of(changes), parted.likely_numbers)
+    yield from with_numbers(patches_of(changes), parted.likely_numbers)
     yield from shifts(calls, here, names)
-    yield from _with_numbers(shared_factors(calls, here, names), parted.all_numbers)
+    yield from with_numbers(shared_factors(calls, here, names), parted.all_numbers)
 
 
-def _with_numbers(patches: Iterable[CallEdit], numbers: Sequence[float]) -> Iterator[CallEdit]:
+def with_numbers(patches: Iterable[CallEdit], numbers: Sequence[float]) -> Iterator[CallEdit]:
     """Yield the patches, those with a value also with each of the port's numbers."""
     for patch in patches:
         if patch.change.reference is not None:

@@ -1,4 +1,4 @@
-"""The ruling on a difference between two losses: names of the faults that were located, or what both sides compute."""
+"""Rule on a difference between two losses: names of the faults that were located, or what both sides compute."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +10,7 @@ from jaxddp.parity.diagnosis.forced.causes import LocatedFault
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.forward.fault_lines import OF_CALLS, of_layer
 from jaxddp.parity.diagnosis.forward.reading import Reading
+from jaxddp.parity.diagnosis.forward.reading_search import joined
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.search.fault_search import Explanation, confirm
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Item, Subject
@@ -17,7 +18,8 @@ from jaxddp.parity.operations import Lines, SourceLine
 
 LOSS = "local_loss"
 MOST_COMBINATIONS = 8  # of names that a run may not tell apart
-FORCED = "with the port's values in place of these, every other call computes what the port does"
+FORCED = "in one micro-batch, with the port's values in place of these, the losses are equal"
+LOSSES = "planted in the reference, these give the losses of every step, and the gradients differ further"
 Search = Callable[[tuple[CallEdit, ...]], tuple[Ruling, tuple[Item, ...]]]
 
 
@@ -43,7 +45,7 @@ def ruling_on(
     """
     lines = tuple(_lines(fault, reading, made) for fault in faults)
     segments = tuple(fault.text for fault in faults)
-    ruling = Ruling((), None, lines=lines, segments=segments)
+    ruling, proof = Ruling((), None, lines=lines, segments=segments), FORCED
     if all(fault.names for fault in faults):
         ways = itertools.islice(itertools.product(*(fault.names for fault in faults)), MOST_COMBINATIONS)
         explanations, _ = confirm(subject, [Explanation((), way, 0.0) for way in ways], floor)
@@ -53,15 +55,17 @@ def ruling_on(
         named = tuple(fault.names[0] for fault in faults)
         further, items = search(named)
         if further.named:
-            joined = tuple(_joined(named, one) for one in further.named)
-            return replace(ruling, named=joined, lines=(*lines, *further.lines)), (*named, *items)
-        if not _explain_losses(subject, named, floor):
+            every = tuple(joined(named, further.named))
+            return replace(ruling, named=every, lines=(*lines, *further.lines)), (*named, *items)
+        if _explain_losses(subject, named, floor):
+            proof = LOSSES
+        else:
             faults = [replace(fault, names=()) for fault in faults]
     says = [fault.names[0].says if fault.names else fault.says for fault in faults]
     if not all(says):
         return replace(ruling, lines=lines[:1]), ()
     kinds = tuple(fault.names[0].faults[0] if fault.names else fault.kind for fault in faults)
-    return replace(ruling, named=(Hypothesis(kinds, "; ".join(says), 0.0, measured=FORCED),)), ()
+    return replace(ruling, named=(Hypothesis(kinds, "; ".join(says), 0.0, measured=proof),)), ()
 
 
 def _explain_losses(subject: Subject, named: Sequence[CallEdit], floor: float) -> bool:
@@ -75,12 +79,6 @@ def _explain_losses(subject: Subject, named: Sequence[CallEdit], floor: float) -
         if not all(np.allclose(predicted[name], x, rtol=floor, atol=0.0) for name, x in observed.items()):
             return False
     return True
-
-
-def _joined(named: Sequence[CallEdit], further: Hypothesis) -> Hypothesis:
-    faults = tuple(fault for one in named for fault in one.faults)
-    says = "; ".join([*(one.says for one in named), further.says])
-    return replace(further, faults=(*faults, *further.faults), says=says)
 
 
 def _lines(fault: LocatedFault, reading: Reading, made: Mapping[str, SourceLine]) -> Lines:

@@ -133,7 +133,7 @@ class ReadingSearch:
             if ruling.named and not (loose and len(ruling.named) > 1):
                 needed = self._without_idle(known, named)
                 fewer = self._by_fewer((*needed, *named)) if needed else None
-                return fewer or (replace(ruling, named=tuple(_joined(needed, ruling.named))), (*needed, *named))
+                return fewer or (replace(ruling, named=tuple(joined(needed, ruling.named))), (*needed, *named))
         return None
 
     def _by_fewer(self, items: tuple[Item, ...]) -> tuple[Ruling, tuple[Item, ...]] | None:
@@ -176,7 +176,7 @@ class _Place:
     others: list[CallEdit]
 
 
-def _joined(known: Sequence[CallEdit], named: Sequence[Hypothesis]) -> Iterator[Hypothesis]:
+def joined(known: Sequence[CallEdit], named: Sequence[Hypothesis]) -> Iterator[Hypothesis]:
     """Yield the hypotheses with the faults that were planted before."""
     for one in named:
         faults = tuple(fault for patch in known for fault in patch.faults)

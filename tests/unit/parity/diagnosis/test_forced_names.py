@@ -77,13 +77,15 @@ def ruling_on(**pieces: Any) -> Ruling:
     return search_model(evidence_between(Gated().double(), torch_loss, jax_loss(pieces), [batch]))[0]
 
 
-def test_a_right_port_has_no_fault() -> None:
-    assert ruling_on() == Ruling((), None)
+def test_a_name_is_true_on_other_inputs() -> None:
+    """In the run the logarithm is positive, so that the port's abs does nothing, as if the exp were left out."""
+    ruling = ruling_on(temperature=jnp.abs)
+    assert not any("left out" in named.says for named in ruling.named)
+    assert ruling.segments
 
 
 # Pieces -> what is said, and in how many places the segment is.
 CASES: dict[str, tuple[dict[str, Any], str, int]] = {
-    # abs would do in the run, in which the logarithm is positive.
     "exp left out": ({"temperature": lambda x: x}, "exp left out", 1),
     "moved in every block": (
         {"block": lambda p, k, x: p["scale"][None] * (x + gated(p, k, x))},
