@@ -28,6 +28,7 @@ class Node:
         callers: the user's lines that call the function of `line`, the innermost first.
         moments: order-free statistics; None: it is not a number.
         array: the value; None: it is too large, or not a number.
+        cotangent: gradient of the loss with respect to it; None: unknown, or it is no float.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Node:
     callers: tuple[SourceLine, ...] = ()
     moments: Moments | None = None
     array: np.ndarray | None = None
+    cotangent: np.ndarray | None = None
 
     @property
     def size(self) -> int:

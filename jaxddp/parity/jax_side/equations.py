@@ -105,7 +105,14 @@ class Reader:
             return [Value(x, given[0].maker, given[0].number) for x in results]
         if (number := _folded(program, equation, given)) is not None:
             return [Value(results[0], number=number)]
-        self.made.append(Made(name, tuple(given), lines, results))
+        stated = [Value(None, number=float(params[key])) for key in STATED.get(name, ())]
+        return self.keep(name, [*given, *stated], lines, results)
+
+    def keep(
+        self, name: str, inputs: Sequence[Value], lines: tuple[SourceLine, ...], results: Sequence[Any]
+    ) -> list[Value]:
+        """Keep an equation, and return its results."""
+        self.made.append(Made(name, tuple(inputs), lines, tuple(results)))
         return [Value(x, len(self.made) - 1, output=output) for output, x in enumerate(results)]
 
     def scan(self, params: dict[str, Any], given: list[Value], lines: tuple[SourceLine, ...]) -> list[Value]:
@@ -122,8 +129,7 @@ class Reader:
         stacked = []
         for of_all in zip(*(reversed(out) if params["reverse"] else out), strict=True):
             array = jnp.stack([x.array for x in of_all])
-            self.made.append(Made("stack", tuple(of_all), lines, (array,)))
-            stacked.append(Value(array, len(self.made) - 1))
+            stacked += self.keep("stack", of_all, lines, [array])
         return [*carry, *stacked]
 
 
@@ -144,6 +150,7 @@ def _folded(program: Jaxpr, equation: JaxprEqn, given: Sequence[Value]) -> float
 
 # Their programs are steps of a loop, branches, or how two elements are combined, and no part of the loss.
 OPAQUE = ("scan", "while", "cond", "reduce", "reduce_window", "sort", "custom_linear_solve")
+STATED = {"integer_pow": ("y",)}  # primitive -> parameters that are numbers of its equation
 PLUMBING = ("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy", "pvary")
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 from jax import numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.nn.losses import Batch
 from jaxddp.parity.case_interface import AnyCase, Trajectory, micro_batches_of
 from jaxddp.parity.graph import ARGUMENT, SLICE, Graph, Node, operations_of
 from jaxddp.parity.jax_side.checked_step import side_of
-from jaxddp.parity.jax_side.equations import Made, Reader, Value, moments_of, program_of, shown
+from jaxddp.parity.jax_side.equations import Made, Reader, Value, evaluated, moments_of, program_of, shown
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
 from jaxddp.parity.jax_side.recorded_runs import given_gradients
 from jaxddp.parity.jax_side.side import JaxSide
@@ -52,6 +53,7 @@ class ReadLoss:
         reference: folder of the reference's records.
         step, rank: step (from 0) and rank whose first micro-batch is the input.
         loss: the loss of a `MultiLossStep` that is read, or the parameter, by torch's name, whose next value is.
+        backward: values also have their cotangents.
     """
 
     case: AnyCase
@@ -60,6 +62,7 @@ class ReadLoss:
     step: int
     rank: int
     loss: str = "loss"
+    backward: bool = False
 
     def run(self, tell: Tell) -> ReadGraphs:
         """Trace the loss, run it, and return its values; none if it cannot be traced for a single replica."""
@@ -83,7 +86,7 @@ class ReadLoss:
                 loss = TracedLoss(
                     lambda *values: _results(side, step, *values)[self.loss], arguments(weights, self.rank)
                 )
-                read.append(loss.graph(arguments(weights, self.rank)))
+                read.append(loss.graph(arguments(weights, self.rank), self.backward))
                 if not isinstance(step, MultiLossStep) and all(x.array is not None for x in read[0] if x.size):
                     for way, rank in ((NEAR, self.rank), (TURNED, other)):
                         read.append(loss.graph(arguments(varied(weights, parameters, way), rank)))
@@ -112,6 +115,11 @@ def kept(x: Any) -> Any:
     return x if isinstance(x, jax.Array) and not jnp.issubdtype(x.dtype, jax.dtypes.extended) else jnp.zeros(0)
 
 
+def is_float(x: Any) -> bool:
+    """Return whether a value is an array of real floating-point numbers."""
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
 class TracedLoss:
     """A loss as the equations that `equations.read` reads.
 
@@ -128,17 +136,31 @@ class TracedLoss:
         self._run = jax.jit(self._values)
 
     def _values(self, *arrays: jax.Array) -> list[Any]:
-        made = self._made
-        made.clear()
-        made.extend(Made(name, (), (), (x,)) for name, x in zip(self._names, arrays, strict=True))
-        _GraphReader(made).read(self._closed, [Value(x, k) for k, x in enumerate(arrays)])
-        sizes = sum(x.nbytes for one in made for x in one.results if isinstance(x, jax.Array))
+        self._made.clear()
+        self._read(_GraphReader(self._made), arrays)
+        sizes = sum(x.nbytes for one in self._made for x in one.results if isinstance(x, jax.Array))
         show = kept if sizes <= MOST_BYTES else shown
-        return [[show(x) for x in one.results] for one in made]
+        return [[show(x) for x in one.results] for one in self._made]
 
-    def graph(self, arguments: Sequence[Any]) -> Graph:
-        """Return the values of the loss, computed from trees of arrays of the same shapes."""
-        values = jax.device_get(self._run(jnp.zeros(1), *jax.tree.leaves(tuple(arguments))))
+    def _read(self, reader: Reader, arrays: Sequence[jax.Array]) -> Any:
+        """Return the loss, computed by a reader."""
+        given = [reader.keep(name, (), (), [x])[0] for name, x in zip(self._names, arrays, strict=True)]
+        return reader.read(self._closed, given)[0].array
+
+    def _cotangents(self, *arrays: jax.Array) -> list[list[jax.Array | None]]:
+        shifts = [[jnp.zeros_like(x) if is_float(x) else None for x in one.results] for one in self._made]
+        return jax.grad(lambda shifts: self._read(_ShiftedReader([], shifts), arrays).sum())(shifts)
+
+    def graph(self, arguments: Sequence[Any], backward: bool = False) -> Graph:
+        """Return the values of the loss, computed from trees of arrays of the same shapes.
+
+        Args:
+            arguments: the trees.
+            backward: values also have their cotangents.
+        """
+        arrays = jnp.zeros(1), *jax.tree.leaves(tuple(arguments))
+        values = jax.device_get(self._run(*arrays))
+        cotangents = jax.device_get(jax.jit(self._cotangents)(*arrays)) if backward else None
         firsts: list[int] = []
         nodes: list[Node] = []
         for number, (one, of_one) in enumerate(zip(self._made, values, strict=True)):
@@ -152,7 +174,8 @@ class TracedLoss:
                 array = None if isinstance(x, Moments) or not x.size else np.asarray(x)
                 reals = array.view(array.real.dtype) if array is not None and array.dtype.kind == "c" else x
                 known = moments_of(reals) if array is not None or isinstance(x, Moments) else None
-                nodes.append(Node(one.name, call, output, inputs, numbers, line, callers, known, array))
+                cotangent = None if cotangents is None else cotangents[number][output]
+                nodes.append(Node(one.name, call, output, inputs, numbers, line, callers, known, array, cotangent))
         return Graph(nodes)
 
 
@@ -175,14 +198,42 @@ class _GraphReader(Reader):
         value = super().constant(x)
         if value.number is not None:
             return value
-        return self._added(self.CONSTANT, (), (), jnp.asarray(x))
+        return self.keep(self.CONSTANT, (), (), [jnp.asarray(x)])[0]
 
     def sliced(self, x: Value, step: int, lines: tuple[SourceLine, ...]) -> Value:
-        return self._added(SLICE, (x,), lines, x.array[step])
+        return self.keep(SLICE, (x,), lines, [x.array[step]])[0]
 
-    def _added(self, name: str, inputs: tuple[Value, ...], lines: tuple[SourceLine, ...], array: Any) -> Value:
-        self.made.append(Made(name, inputs, lines, (array,)))
-        return Value(array, len(self.made) - 1)
+
+class _ShiftedReader(_GraphReader):
+    """A reader that adds a shift to every value; the gradient with respect to it is the value's cotangent.
+
+    Args:
+        made: see `Reader`.
+        shifts: for each equation, those of its results; None: it is no float.
+    """
+
+    def __init__(self, made: list[Made], shifts: Sequence[Sequence[jax.Array | None]]):
+        super().__init__(made)
+        self._shifts = shifts
+
+    def keep(
+        self, name: str, inputs: Sequence[Value], lines: tuple[SourceLine, ...], results: Sequence[Any]
+    ) -> list[Value]:
+        shifts = self._shifts[len(self.made)]
+        shifted = [x if shift is None else x + shift for x, shift in zip(results, shifts, strict=True)]
+        return super().keep(name, inputs, lines, shifted)
+
+    def evaluate(
+        self, program: Jaxpr, equation: JaxprEqn, given: list[Value], lines: tuple[SourceLine, ...]
+    ) -> list[Value]:
+        if not equation.primitive.name.startswith(("custom_jvp", "custom_vjp")):
+            return super().evaluate(program, equation, given, lines)
+        # Its body shows the values, and its rule makes the gradients of what it is given.
+        stopped = [replace(x, array=jax.lax.stop_gradient(x.array)) for x in given]
+        inside = super().evaluate(program, equation, stopped, lines)
+        exact = evaluated(program, equation, [x.array for x in given])
+        both = zip(inside, exact, strict=True)
+        return [replace(x, array=y + x.array - jax.lax.stop_gradient(x.array)) for x, y in both]
 
 
 def read(loss: Callable[..., Any], arguments: Sequence[Any]) -> Operations:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,8 +78,12 @@ class PortValues:
             array: a value of torch's program.
             among: indices of the port's values that are looked at; None: all.
         """
+        return next(self.twins_of(array, among), None)
+
+    def twins_of(self, array: np.ndarray | None, among: Collection[int] | None = None) -> Iterator[Twin]:
+        """Yield the port's values that hold the same numbers, in the order of the program; see `twin_of`."""
         if array is None:
-            return None
+            return
         for inverted in (False, True) if array.dtype.kind == "b" else (False,):
             looked_for = ~array if inverted else array
             wanted = moments_of(looked_for)
@@ -87,8 +91,7 @@ class PortValues:
                 if (among is None or k in among) and are_near(wanted, self.jax[k].moments):
                     order = self.layouts.matching(looked_for, self.jax[k].array)
                     if order is not None:
-                        return Twin(k, order, inverted)
-        return None
+                        yield Twin(k, order, inverted)
 
     def _near(self, wanted: Moments) -> list[int]:
         """Return the values of a size whose sum of absolute values is near, in the order of the program."""

@@ -24,7 +24,7 @@ NEARBY = 4  # faults after one, of which one may be a part of it
 MOST_OPERATIONS = 24  # of the port, in such a segment
 MOST_NAMES = 3  # of a segment, if a run cannot tell them apart
 LONGEST = 240  # characters of what both sides compute, if it stands in place of a name
-MOST_CALLS = 4  # of torch, in a segment that is named by what both sides compute
+MOST_CALLS = 8  # of torch, in a segment that is named by what both sides compute
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,9 @@ def text_of(location: Location, place: Sequence[Segment]) -> SegmentText:
     next_of_torch, next_of_jax = place[-1].joined or place[-1].ends
     of_jax, of_torch = ([k for one in place for k in getattr(one, side)] for side in ("jax", "torch"))
     line = _last_line(torch, of_torch, next_of_torch)
-    if not of_jax and line is not None and line == torch[_source(location, place[0])].line:
+    source = torch[_source(location, place[0])]
+    is_opened = source.call != ARGUMENT and location.loss.calls[source.call].within is not None
+    if not of_jax and line is not None and line == source.line and not is_opened:
         next_of_jax = place[0].ends[1]  # torch makes the call on the line of its input
     lines = Lines(_last_line(jax, of_jax, next_of_jax), line)
     element, values = _largest_difference(location, place[-1])

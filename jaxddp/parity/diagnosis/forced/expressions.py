@@ -31,6 +31,8 @@ MOVES = (  # that show nothing
     *("broadcast_in_dim", "reshape", "squeeze", "convert_element_type", "copy", "expand_dims", "stop_gradient"),
     *("contiguous", "view", "unsqueeze", "float", "double", "expand", "to", "detach", "clone"),
 )
+IDLE = ("mul", "div", "add", "sub", "select_n", "where", "reduce_sum", "sum", "mean")  # that may change nothing
+CONSTANT = "a constant"  # name of such a value on both sides
 SHORT = 2  # letters of a variable that says less than a layer, such as x and h2
 MOST_BETWEEN = 3  # values between two segments that are written as one
 LONGEST = 160  # characters of one side
@@ -110,6 +112,8 @@ class Expressions:
         given = [self._text(graph, k, inside, leaf) for k in node.inputs]
         if node.name in MOVES and given and self._only_moves(graph, index):
             return given[0]
+        if node.name in IDLE and (kept := self._idle_operand(graph, index)) is not None:
+            return given[node.inputs.index(kept)]
         if graph is self._torch:
             return self._call(node, given)
         return _operation(node.name, _name(node), given, [f"{x:.6g}" for x in node.numbers])
@@ -117,8 +121,14 @@ class Expressions:
     def _only_moves(self, graph: Graph, index: int) -> bool:
         """Return whether a value has the same elements as its first input; a cast may round them."""
         node, source = graph[index], graph[graph[index].inputs[0]]
-        of_both = node.moments, source.moments
-        return None in of_both or node.size != source.size or are_near(*of_both)
+        return None in (node.moments, source.moments) or node.size != source.size or _are_equal(node, source)
+
+    def _idle_operand(self, graph: Graph, index: int) -> int | None:
+        """Return the operand that a value equals since all others are constants, as in 1 * x; None: there is none."""
+        node = graph[index]
+        others = {k for k in node.inputs if _is_constant(graph, k)}
+        rest = [k for k in dict.fromkeys(node.inputs) if k not in others]
+        return rest[0] if len(rest) == 1 and _are_equal(node, graph[rest[0]]) else None
 
     def _call(self, node: Node, given: Sequence[str]) -> str:
         """Write a call of torch with its arguments."""
@@ -161,6 +171,16 @@ class Expressions:
                 waiting += self._jax[k].inputs[:1]
         node = self._jax[index]
         return "".join(re.findall(r"[\w.]+", node.name)[-1:]) if node.call == ARGUMENT else f"{_name(node)}(...)"
+
+
+def _are_equal(node: Node, other: Node) -> bool:
+    return node.moments is not None and other.moments is not None and are_near(node.moments, other.moments)
+
+
+def _is_constant(graph: Graph, index: int) -> bool:
+    """Return whether a value depends on no parameter and no entry of the batch."""
+    before = graph.before(index, range(len(graph)))
+    return all(graph[k].call != ARGUMENT or graph[k].name == CONSTANT for k in before)
 
 
 def _numbered(name: str, number: int) -> str:

@@ -72,7 +72,8 @@ def forced_values_on(location: "Location", alignment: Alignment, other: OtherInp
         made: Sequence[Any] = [other.arguments.get(torch[k].name, torch[k].array) for k in outputs]
         if number != ARGUMENT:
             given = [edges.get((k, number), arrays[k]) for k in torch[outputs[0]].inputs]
-            made = location.loss.called(number, given, alignment.edits.get(number, ()))
+            edits = alignment.edits.get(number, ())
+            made = location.loss.called(number, given, edits, location.loss.earlier(arrays, number))
         for k, array in zip(outputs, made, strict=True):
             twin = alignment.forced.get(k)
             arrays[k] = port.or_made(array) if twin is None else port.array(twin, torch[k].array)

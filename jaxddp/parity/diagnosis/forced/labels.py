@@ -15,8 +15,8 @@ from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
 from jaxddp.parity.diagnosis.forward.candidates import LOOSE, edits_of_inputs, in_words, with_numbers
 from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments
 from jaxddp.parity.diagnosis.forward.reading import MOST_NUMBERS, NO_TRACE
-from jaxddp.parity.diagnosis.forward.rewiring import ADDED, edits_of_connections
-from jaxddp.parity.diagnosis.forward.several_calls import chains_left_out, numbers_together
+from jaxddp.parity.diagnosis.forward.rewiring import ADDED, edits_of_connections, edits_of_gradients, moved
+from jaxddp.parity.diagnosis.forward.several_calls import chains_left_out, gradients_let_through, numbers_together
 from jaxddp.parity.diagnosis.forward.substitutes import substitutes
 from jaxddp.parity.diagnosis.search.fault_search import Search, confirm
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Budget, Differences
@@ -59,9 +59,21 @@ class Edits:
         edits = with_numbers(map(single, self._own(number)), likely(numbers))
         yield from (edit for edit in edits if edit.reference is None)
 
+    def of_order(self, number: int) -> Iterator[CallEdit]:
+        """Yield a call made after one that uses its result, instead of before."""
+        graph, calls = self.loss.graph, self.loss.calls
+        users = {calls[graph[k].call].site for output in graph.outputs[number] for k in graph.users[output]}
+        changes = (change for change in moved(calls, number) if users.issuperset(change.also))
+        yield from (single((calls[number], change)) for change in changes)
+
     def of_inputs(self) -> Iterator[CallEdit]:
         """Yield faults of how entries of the batch are taken."""
         yield from edits_of_inputs(self.loss.calls, self.words, self.inputs)
+
+    def of_gradients(self) -> Iterator[CallEdit]:
+        """Yield faults of the gradients that calls pass on."""
+        changes = [(call, change) for call in self.loss.calls for change in edits_of_gradients(call, self.words)]
+        yield from map(single, (*changes, *gradients_let_through(self.loss.recorded, self.words)))
 
     def of_segments(self, location: Location, subject: SegmentSubject) -> Iterator[CallEdit]:
         """Yield faults of the calls of some segments, and of the next ones; numbers as the port has them, and any."""

@@ -12,7 +12,7 @@ from jaxddp.parity.diagnosis.forced.align import Aligner, Alignment, Twin
 from jaxddp.parity.diagnosis.forced.forced_values import OtherInputs, holds
 from jaxddp.parity.diagnosis.forced.hits import EDIT, Hit, Segment, State, signature
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
-from jaxddp.parity.diagnosis.forward.calls import CallEdit
+from jaxddp.parity.diagnosis.forward.calls import CallEdit, Site
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.graph import Graph, calls_of
 
@@ -21,9 +21,10 @@ MOST_TRIALS = 6000  # calls that are made with other values, of all segments
 # Most operations of a segment that is looked for, in turn.
 COSTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 10_000)
 CHEAP = 8  # operations of segments that are looked for first
+MOST_LEFT = 0.6  # of the values that differ, after a fault of a line: that of one direction of a recurrent layer
 KINDS = 6  # of segments at equal cost that are compared
 MOST_REPLAYS = 80  # of what follows from a value of the port in place of one of torch's
-MOST_EVERYWHERE = 150  # faults of a line that are planted in all of its calls
+MOST_EVERYWHERE = 240  # faults of a line that are planted in all of its calls
 
 
 class CallEdits(Protocol):
@@ -31,6 +32,9 @@ class CallEdits(Protocol):
 
     def of_call(self, number: int, numbers: Sequence[float]) -> Iterable[CallEdit]:
         """Return those of a call, with some numbers in place of those that it has."""
+
+    def of_order(self, number: int) -> Iterable[CallEdit]:
+        """Return those of when a call is made."""
 
     def of_inputs(self) -> Iterable[CallEdit]:
         """Return those of how entries of the batch are taken, each at all of its calls."""
@@ -87,16 +91,32 @@ class Location:
 
     def _next(self, state: State) -> Hit | None:
         """Return the segments after which the fewest values differ, cheap ones first; None: there are none."""
+        if again := self._again(state):
+            return again
         cheap = self._cheapest(state, [most for most in COSTS if most <= CHEAP])
         if cheap is not None and cheap.left <= len(state.of_torch) // 2:
             return cheap
         planted = self._planted_everywhere(state)
-        if planted is not None and (cheap is None or (not planted.left and not takes_others(planted))):
+        is_better = planted and cheap and planted.left < MOST_LEFT * cheap.left and not takes_others(planted)
+        if planted is not None and (cheap is None or is_better):
             return planted
         replayed = self._replayed(state)
         if replayed is not None and not replayed.left:
             return replayed
         return cheap or self._cheapest(state, COSTS)
+
+    def _again(self, state: State) -> Hit | None:
+        """Return a fault of the order of calls that was found before, at other calls; None: there is none."""
+        edits = [edit for segments in self.found for segment in segments for edit in segment.edits]
+        known = {edit.change.what for edit in edits if edit.change.also}
+        tried = set[frozenset[Site]]()
+        for number in calls_of(self.torch, state.of_torch) if known else ():
+            for edit in self._orders_of(number):
+                if edit.change.what in known and edit.sites not in tried:
+                    tried.add(edit.sites)
+                    if hit := self._edited_everywhere(state, edit):
+                        return hit
+        return None
 
     def _replayed(self, state: State) -> Hit | None:
         """Return the value of the port in place of one of torch's after which the fewest values differ."""
@@ -147,6 +167,9 @@ class Location:
         """Return the faults that a call may have, numbers only as the port has them where it differs."""
         numbers = tuple(dict.fromkeys(x for k in sorted(state.of_jax) for x in self.jax[k].numbers))
         return () if self._calls_edits is None else self._calls_edits.of_call(number, numbers)
+
+    def _orders_of(self, number: int) -> Iterable[CallEdit]:
+        return () if self._calls_edits is None else self._calls_edits.of_order(number)
 
     def _best(self, state: State, hits: Sequence[Hit]) -> Hit:
         """Return the hit that leaves the least, made in all places of its lines."""
@@ -203,7 +226,7 @@ class Location:
         except IMPOSSIBLE:
             return None
         left = len(of_torch)
-        if left > (len(state.of_torch) // 4 if hit is None else hit.left - 1):
+        if left > (MOST_LEFT * len(state.of_torch) if hit is None else hit.left - 1):
             return None
         if not state.follows(changed, of_torch, [k for number in alike for k in self.torch.outputs[number]]):
             return None
@@ -213,30 +236,35 @@ class Location:
     def _of_edits(
         self, state: State, changed: Alignment, numbers: Sequence[int], of_jax: set[int]
     ) -> Iterator[Segment]:
-        for place, number in enumerate(numbers):
+        # The last place shows most: in a first step, a state may be 0.
+        later = [n for n in reversed(numbers) if self.loss.calls[n].site in changed.edits[n][-1].change.also]
+        for place, number in enumerate(later or numbers):
             t, edit = self.torch.outputs[number][0], changed.edits[number][-1]
             twin = changed.twins.get(t)
             if twin is not None:
                 one = state.of_edit(number, edit, twin)
                 yield replace(one, jax=() if place else one.jax)
             else:  # what it computes is equal only later
-                firsts = tuple(sorted(k for k in of_jax if state.of_jax.isdisjoint(self.jax[k].inputs)))
-                yield Segment((t,), firsts, (t, max(firsts, default=self.jax.end)), None, True, None, number, (edit,))
+                first = sorted(k for k in of_jax if state.of_jax.isdisjoint(self.jax[k].inputs))[:1]
+                ends = t, first[0] if first else self.jax.end
+                yield Segment((t,), (*first,), ends, None, True, None, number, (edit,))
 
     def _planted_everywhere(self, state: State) -> Hit | None:
         """Return the fault of a line after which the fewest values differ, later ones too."""
         of_inputs = () if self._calls_edits is None else self._calls_edits.of_inputs()
         found = [hit for edit in of_inputs if (hit := self._edited_everywhere(state, edit))]
-        lines = defaultdict(list)
+        places = defaultdict(list)
         for number in [*self._origins(state), *calls_of(self.torch, state.of_torch)]:
-            lines[self.loss.calls[number].name, self.loss.calls[number].line].append(number)
-        for numbers in lines.values():
-            for edit in self._edits_of(numbers[0], state):
-                self._planted += 1
-                if self._planted > MOST_EVERYWHERE:
-                    break
-                if hit := self._edited_everywhere(state, edit):
-                    found.append(hit)
+            places[self.loss.calls[number].words, self.loss.calls[number].line].append(number)
+        again = (numbers[0] for numbers in places.values() if len(numbers) > 1)
+        of_order = (edit for number in again for edit in self._orders_of(number))
+        of_calls = (edit for numbers in places.values() for edit in self._edits_of(numbers[0], state))
+        for edit in itertools.chain(of_order, of_calls):
+            self._planted += 1
+            if self._planted > MOST_EVERYWHERE:
+                break
+            if hit := self._edited_everywhere(state, edit):
+                found.append(hit)
         counted = Counter(hit.segments[0].edits[0].change for hit in found)  # any number would do
         found = [hit for hit in found if counted[hit.segments[0].edits[0].change] == 1]
         found.sort(key=lambda hit: (hit.left, hit.cost))

@@ -119,6 +119,7 @@ class TorchGraph:
     Attributes:
         graph: the values.
         calls: the calls that compute them.
+        recorded: all calls, also those that return no tensor.
         variables: index of a value -> name of the user's variable that holds it.
 
     >>> loss = TorchGraph(nn.ReLU(), lambda model, batch: {"loss": (2 * model(batch["x"])).sum()}, {"x": torch.ones(3)})
@@ -126,6 +127,11 @@ class TorchGraph:
     [('x', ()), ('relu', (0,)), ('mul', (1,)), ('sum', (2,))]
     >>> loss.called(1, [np.array([1.0, 2.0, 3.0])])
     [array([2., 4., 6.], dtype=float32)]
+
+    Without parameters, nothing has a gradient but what the loss is the sum of.
+
+    >>> loss.cotangents()
+    {3: array(1., dtype=float32)}
     """
 
     def __init__(self, module: nn.Module, loss_fn: LossFunction, batch: Batch):
@@ -137,7 +143,7 @@ class TorchGraph:
         if not ends:
             raise ValueError("the loss is the result of no call that was recorded")
         self.graph = Graph(trace.nodes, ends[-1])
-        self.calls, self.variables = trace.calls, trace.variables
+        self.calls, self.recorded, self.variables = trace.calls, trace.recorded, trace.variables
         self._held = trace.held
 
     def called(
@@ -158,16 +164,91 @@ class TorchGraph:
         Raises:
             One of `fit.IMPOSSIBLE`: it cannot be made with these.
         """
-        call, results = self.calls[number], [self._held[k] for k in self.graph.outputs[number]]
-        sources = [self._held[k] for k in self._sources[number]]
-        given = [torch.from_numpy(np.array(x)).to(y.dtype) for x, y in zip(inputs, sources, strict=True)]
-        if call.name in CASTS and not edits:
-            return [given[0].to(results[0].dtype).numpy()]
-        args, kwargs = _with_tensors((call.args, dict(call.kwargs)), iter(given))
         with torch.no_grad():
-            result = answered(replace(call, args=args, kwargs=kwargs, earlier=earlier), list(edits), Call.run)
-        made = [*tensors_in(result)] or given[:1]
+            made = self._results(number, self._given(number, inputs), edits, earlier)
         return [x.detach().to_dense().numpy() for x in made]
+
+    def cotangents(
+        self, edits: Mapping[int, Sequence[CallEdit]] | None = None, forced: Mapping[int, np.ndarray] | None = None
+    ) -> dict[int, np.ndarray]:
+        """Return the gradient of the loss with respect to every value that has one.
+
+        Args:
+            edits: number of a call -> the faults that are planted in it, of its gradient only.
+            forced: index of a value -> another cotangent in place of its own.
+
+        Raises:
+            One of `fit.IMPOSSIBLE`: a call cannot be made again.
+        """
+        found = {self.graph.end: np.ones_like(self.graph[self.graph.end].array)}
+        for number in sorted(self.graph.outputs.keys() - {ARGUMENT}, reverse=True):
+            outputs = self.graph.outputs[number]
+            found |= {k: (forced or {})[k] for k in outputs if k in (forced or {})}
+            if found.keys().isdisjoint(outputs):
+                continue
+            parts = self._pulled_back(number, [found.get(k) for k in outputs], (edits or {}).get(number, ()))
+            for k, part in zip(self._sources[number], parts, strict=True):
+                if part is not None:
+                    found[k] = found[k] + part if k in found else part
+        return found | {k: x for k, x in (forced or {}).items() if self.graph[k].call == ARGUMENT}
+
+    def has_gradient(self, index: int) -> bool:
+        """Return whether a value is a parameter, or passes its gradient on to one."""
+        return self._held[index].requires_grad
+
+    def _pulled_back(
+        self, number: int, cotangents: Sequence[np.ndarray | None], edits: Sequence[CallEdit]
+    ) -> list[np.ndarray | None]:
+        """Return what a call makes of its results' cotangents, for each of its tensors."""
+        sources = self._sources[number]
+        given = self._given(number, [self.graph[k].array for k in sources])
+        floats = [x.requires_grad_() for x in given if x.is_floating_point()]
+        copies = [x.clone() for x in given]  # a call may work in place
+        with torch.set_grad_enabled(any(self._held[k].requires_grad for k in self.graph.outputs[number])):
+            made = self._results(number, copies, edits)
+        pairs = [(x, torch.from_numpy(c)) for x, c in zip(made, cotangents, strict=True) if c is not None]
+        pairs = [(x, c.to(x.dtype)) for x, c in pairs if x.grad_fn is not None]  # a view without gradients has none
+        if not (pairs and floats):
+            return [None] * len(given)
+        results, of_results = zip(*pairs, strict=True)
+        parts = iter(torch.autograd.grad(results, floats, of_results, allow_unused=True))
+        of_given = [next(parts) if x.is_floating_point() else None for x in given]
+        return [None if part is None else part.to_dense().numpy() for part in of_given]
+
+    def _given(self, number: int, inputs: Sequence[np.ndarray]) -> list[Tensor]:
+        sources = [self._held[k] for k in self._sources[number]]
+        return [torch.from_numpy(np.array(x)).to(y.dtype) for x, y in zip(inputs, sources, strict=True)]
+
+    def _results(
+        self,
+        number: int,
+        given: Sequence[Tensor],
+        edits: Sequence[CallEdit],
+        earlier: Callable[[Site], Any] = lambda site: None,
+    ) -> list[Tensor]:
+        """Make a call with other tensors."""
+        call, results = self.calls[number], [self._held[k] for k in self.graph.outputs[number]]
+        if call.name in DRAWS:
+            return [x.detach() for x in results]
+        if call.name in CASTS and not edits:
+            return [given[0].to(results[0].dtype)]
+        args, kwargs = _with_tensors((call.args, dict(call.kwargs)), iter(given))
+        result = answered(replace(call, args=args, kwargs=kwargs, earlier=earlier), list(edits), Call.run)
+        return [*tensors_in(result)] or [*given[:1]]
+
+    def earlier(self, arrays: Mapping[int, Any], before: int) -> Callable[[Site], Tensor]:
+        """Return the function that gives a call the last result at a site before it, see `calls.Call`.
+
+        Args:
+            arrays: for each value, the array.
+            before: number of the call.
+        """
+
+        def last(site: Site) -> Tensor:
+            number = max(n for n in range(before) if self.calls[n].site == site)
+            return torch.from_numpy(np.array(arrays[self.graph.outputs[number][0]]))
+
+        return last
 
     @cached_property
     def _sources(self) -> dict[int, tuple[int, ...]]:

@@ -1,17 +1,16 @@
 """Plant faults in a segment: its calls and the next one are made again, and must compute what the port does."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
 from jaxddp.parity.diagnosis.forced.forced_values import ForcedValues
 from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.layouts import equal
 from jaxddp.parity.diagnosis.forced.locate import Location
-from jaxddp.parity.diagnosis.forward.calls import CallEdit, Site
+from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.search.fit import Stages
 from jaxddp.parity.graph import ARGUMENT
 from jaxddp.parity.operations import LARGE
@@ -106,7 +105,7 @@ class SegmentSubject:
             site = self._loss.calls[number].site
             here = [edit for edit in edits if site in edit.sites] or self._kept(number)
             given = [forced.edges[k, number] if (k, number) in self._edges else arrays[k] for k in inputs]
-            made = self._loss.called(number, given, here, partial(self._earlier, arrays, number))
+            made = self._loss.called(number, given, here, self._loss.earlier(arrays, number))
             for k, array in zip(outputs, made, strict=True):
                 if k in ends:
                     ends[k] = array
@@ -127,11 +126,6 @@ class SegmentSubject:
 
     def _users(self, index: int) -> Sequence[int]:
         return self._torch.users[index]
-
-    def _earlier(self, arrays: Mapping[int, Any], before: int, site: Site) -> Any:
-        """Return the last result at a site before a call."""
-        number = max(n for n in self.every if n < before and self._loss.calls[n].site == site)
-        return torch.from_numpy(np.array(arrays[self._torch.outputs[number][0]]))
 
 
 def _like(x: np.ndarray, y: np.ndarray) -> np.ndarray:

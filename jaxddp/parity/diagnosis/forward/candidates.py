@@ -165,6 +165,18 @@ def edits_of_inputs(calls: Sequence[Call], words: Mapping[int, str], inputs: Map
     yield from patches_of(inputs_moved(calls, inputs))
 
 
+def edits_of_layers(calls: Sequence[Call], words: Mapping[int, str]) -> Iterator[CallEdit]:
+    """Yield faults of calls that were opened, such as a recurrent layer that starts from zeros.
+
+    Args:
+        calls, words: see `edits_of_inputs`.
+    """
+    opened = {call.within for call in calls}
+    chosen = [index for index, call in enumerate(calls) if call.site in opened]
+    changes = [(calls[index], change) for index in chosen for change in edits_of_arguments(calls[index], words)]
+    yield from patches_of([*changes, *edits_of_connections(calls, chosen, (), words)])
+
+
 def in_words(calls: Sequence[Call], names: Mapping[int, str]) -> dict[int, str]:
     """Return what each tensor is: a parameter, or the result of a call."""
     words = {id(x): f"the result of {call.words}" for call in calls for x in tensors_in(call.result)}

@@ -26,7 +26,7 @@ from jaxddp.parity.diagnosis.forward.call_changes import (
     weights_not_counted,
 )
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
-from jaxddp.parity.diagnosis.forward.candidates import edits_of_inputs, in_words
+from jaxddp.parity.diagnosis.forward.candidates import edits_of_inputs, edits_of_layers, in_words
 from jaxddp.parity.diagnosis.forward.clamps import chosen_term, clamps
 from jaxddp.parity.diagnosis.forward.combined import (
     Combination,
@@ -37,7 +37,7 @@ from jaxddp.parity.diagnosis.forward.combined import (
 )
 from jaxddp.parity.diagnosis.forward.fault_lines import lines_of_items
 from jaxddp.parity.diagnosis.forward.layout import flattened_axes, kernel_axes, same_padding
-from jaxddp.parity.diagnosis.forward.located_causes import ruling_on
+from jaxddp.parity.diagnosis.forward.located_causes import first_lines, ruling_on
 from jaxddp.parity.diagnosis.forward.precision import reduced_precision
 from jaxddp.parity.diagnosis.forward.reading import Reading, parted_with
 from jaxddp.parity.diagnosis.forward.reading_search import Planted, ReadingSearch
@@ -128,19 +128,29 @@ def search_model(
             return find_faults(Planted(subject, planted), others, probe, floor, replays, None, evidence.thrifty, False)
 
         ruling, named = ruling_on(faults, subject, reading, evidence.made, floor, further)
-        if ruling.named:
-            return ruling, named
-        # Slices of other lengths change the arguments of many calls, which only a replay of the loss computes.
+        # How micro-batches are combined, how numbers are rounded, and what changes many calls is in no single call.
+        of_all = [item for item in items if not isinstance(item, CallEdit) or not _is_of_a_call(item.change)]
         calls = subject.calls(reading.step, reading.rank, reads=True)
-        moved = [*edits_of_inputs(calls, in_words(calls, {**inputs, **names}), inputs)]
-        by_inputs, planted = find_faults(subject, moved, (step, (rank,)), floor, replays, pairs=False)
-        return (replace(by_inputs, lines=ruling.lines), planted) if by_inputs.named else (ruling, named)
+        words = in_words(calls, {**inputs, **names})
+        of_calls = [*edits_of_inputs(calls, words, inputs), *edits_of_layers(calls, words)]
+        is_plain = bool(named) and min(item.tier for item in named) == 0
+        tried: Sequence[Sequence[Item]] = (of_all,) if named else (items, of_calls)
+        for some in () if is_plain else tried:
+            by_replays, planted = find_faults(subject, some, (step, (rank,)), floor, replays, pairs=False)
+            if by_replays.named:
+                return replace(by_replays, lines=first_lines(faults, reading, planted, calls) or ruling.lines), planted
+        return ruling, named
     ruling, named = known(pairs=False)
     patches = [item for item in items if isinstance(item, CallEdit) and item.sites]
     search = ReadingSearch(subject, reading, patches, names, inputs, floor, excluded)
     if not ruling.named:
         ruling, named = search.find() or known()
     return replace(ruling, lines=lines_of_items(subject, reading, named, evidence.made)), named
+
+
+def _is_of_a_call(change: Change) -> bool:
+    """Return whether a fault is one that a call shows alone; a fitted number needs more than one loss."""
+    return not (change.lockstep or change.counts or change.reference is not None)
 
 
 def _is_finite(subject: "LossAndGradients", reading: Reading) -> bool:

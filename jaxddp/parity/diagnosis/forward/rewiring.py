@@ -79,7 +79,7 @@ def edits_of_connections(
         if not {"add", "sub"}.isdisjoint(primitives):
             yield from ((call, change) for change in _plus(call, operands))
         yield from ((call, change) for change in _added(call, operands, primitives))
-        yield from _moved(calls, index)
+        yield from ((calls[index], change) for change in moved(calls, index))
         yield from _elsewhere(calls, index, operands, names)
         yield from exchanged(calls, index, names)
 
@@ -233,8 +233,13 @@ def _added(call: Call, operands: Operands, primitives: Collection[str]) -> Itera
             yield Change(fault, f"{added} after {call.words}", with_result(function), tier=tier)
 
 
-def _moved(calls: Sequence[Call], index: int) -> Iterator[tuple[Call, Change]]:
-    """Yield a call that keeps the shape, made later: at the result of another call."""
+def moved(calls: Sequence[Call], index: int) -> Iterator[Change]:
+    """Yield a call that keeps the shape, made later: at the result of another call.
+
+    Args:
+        calls: all calls of the loss, in order.
+        index: the call.
+    """
     call = calls[index]
     if not _keeps_shape(call):
         return
@@ -243,7 +248,7 @@ def _moved(calls: Sequence[Call], index: int) -> Iterator[tuple[Call, Change]]:
     for later in (*near, *joined):
         if _is_float(later.result) and later.result.shape == call.result.shape and later.name not in ITSELF:
             what = f"{call.words} after {later.words} instead of before"
-            yield call, Change("call_moved", what, _made_later(call.site), tier=4, also=(later.site,))
+            yield Change("call_moved", what, _made_later(call.site), tier=4, also=(later.site,))
 
 
 def _made_later(site: Site) -> Answer:
