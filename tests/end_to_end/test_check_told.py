@@ -42,9 +42,9 @@ IN_BFLOAT16 = ("nnx.tanh(self.fc1(x))", 'nnx.tanh(self.fc1(x).astype("bfloat16")
 IN_FLOAT16 = ("nnx.Linear(5, 4, rngs", 'nnx.Linear(5, 4, dtype="float16", rngs')
 # Changes; what the two sides compute where they differ.
 EXPRESSIONS = {
-    "power": ([('batch["y"]).mean()', 'batch["y"]).mean() ** 1.01')], r"cross_entropy\(\.\.\.\) \*\* 1\.01 instead of .*"),
-    "a further term": ([ADDED], r"added: fc1\(\.\.\.\) \+ \(sum\(\(x \*\* 3\)\) \* 0\.001\) instead of fc1\(\.\.\.\), in tanh"),
-    "cast in the loss": ([IN_BFLOAT16], r"tanh\(bfloat16\(fc1\(\.\.\.\)\)\) instead of tanh\(fc1\(\.\.\.\)\), in linear of fc2"),
+    "power": ([('batch["y"]).mean()', 'batch["y"]).mean() ** 1.01')], "cross_entropy(...) ** 1.01 instead of "),
+    "a further term": ([ADDED], "added: fc1(...) + (sum((x ** 3)) * 0.001) instead of fc1(...), in tanh"),
+    "cast": ([IN_BFLOAT16], "tanh(bfloat16(fc1(...))) instead of tanh(fc1(...)), in linear of fc2"),
 }
 # Changes, more of the port; stage and step of the first difference, the start of its tensor, and what is said of it.
 LOCATED = {
@@ -95,7 +95,7 @@ def test_a_difference_without_a_name_is_located(
 def test_a_difference_without_a_name_is_said_as_code(changes: list[Change], says: str, checked: Checked) -> None:
     (found,) = [difference for difference in checked(*changes).differences if difference.stage != "types"]
     assert (found.stage, found.step) == ("local_loss", 1) and found.cause is not None
-    assert {*found.cause.names} <= {"other_expression", "call_added"} and re.fullmatch(says, *found.cause.says), found
+    assert {*found.cause.names} <= {"other_expression", "call_added"} and found.cause.says[0].startswith(says), found
 
 
 @pytest.mark.large
