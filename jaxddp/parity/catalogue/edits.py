@@ -27,6 +27,10 @@ EDITS: dict[str, Fault] = {
         "the gradient passes where the reference stops it",
         "stop the gradient as torch's detach() or no_grad() does: jax.lax.stop_gradient(x)",
     ),
+    "other_gradient": Fault(
+        "a value's gradient is computed in another way",
+        "give a jax.custom_vjp the reference's backward pass, and stop gradients where the reference does",
+    ),
     "micro_batches_lost": Fault(
         "the gradients of some micro-batches are lost",
         "add the gradients of all micro-batches up before the mean: total = jax.tree.map(jnp.add, total, gradients)",

@@ -33,10 +33,10 @@ Functions = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def read_program(
-    evidence: Evidence, searches: InterruptibleSearches, loss: str, step: int, rank: int
+    evidence: Evidence, searches: InterruptibleSearches, loss: str, step: int, rank: int, backward: bool = False
 ) -> Reading | None:
-    """Read the port's program of a loss; None: it cannot be read."""
-    read = ReadLoss(evidence.case, evidence.start, evidence.torch_folder, step, rank, loss)
+    """Read the port's program of a loss, with its cotangents if `backward`; None: it cannot be read."""
+    read = ReadLoss(evidence.case, evidence.start, evidence.torch_folder, step, rank, loss, backward)
     graphs = searches.run(lambda: searches.workers.jax.do(read), problems=[])
     lines = searches.run(
         lambda: searches.workers.jax.do(PortLines(evidence.case, evidence.start, (MODEL,))), problems=[]

@@ -189,7 +189,8 @@ def _explain_model(
     reading = None
     if (at := first.get(stage or "buffers")) and at.step - 1 in steps:
         rank = _worst_rank(evidence, at.step - 1, compared)
-        reading = read_program(evidence, searches, "loss", at.step - 1, rank)
+        backward = stage == "local_gradients"  # of losses that are equal
+        reading = read_program(evidence, searches, "loss", at.step - 1, rank, backward)
     of_model, of_buffers = None, None
     if steps and (stages or "buffers" in first):
         source, world_size = evidence.case.torch_source, evidence.case.world_size

@@ -42,7 +42,9 @@ def lines_of(location: Location, place: Sequence[Segment], lines: Lines, call: C
 
 
 def _has(node: Node, number: float) -> bool:
-    return any(math.isclose(x, y, rel_tol=1e-9) for x in node.numbers for y in readings(number))
+    """Return whether an operation computes with a number; one that only compares with it does something else."""
+    is_compared = node.array is not None and node.array.dtype.kind == "b"
+    return not is_compared and any(math.isclose(x, y, rel_tol=1e-9) for x in node.numbers for y in readings(number))
 
 
 def _source(location: Location, segment: Segment) -> int:

@@ -213,7 +213,7 @@ def _operation(name: str, shown: str, given: Sequence[str], numbers: Sequence[st
 
 def _argument(x: Any, texts: Iterator[str]) -> str:
     if isinstance(x, Tensor):
-        return next(texts)
+        return next(texts, "...")  # that whose shape a draw takes is no input
     if isinstance(x, tuple | list):
         return f"[{', '.join(_argument(one, texts) for one in x)}]"
     if isinstance(x, Mapping):

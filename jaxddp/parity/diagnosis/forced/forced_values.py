@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxddp.parity.diagnosis.forced.align import Alignment, PortValues, Twin
 from jaxddp.parity.diagnosis.forced.layouts import equal
+from jaxddp.parity.diagnosis.forced.torch_graph import DRAWS
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.graph import ARGUMENT, Graph
@@ -69,8 +70,9 @@ def forced_values_on(location: "Location", alignment: Alignment, other: OtherInp
     port = PortValues(other.jax, location.aligner.layouts)
     edges, arrays = _edges(location, alignment, port), dict[int, Any]()
     for number, outputs in sorted(torch.outputs.items()):
-        made: Sequence[Any] = [other.arguments.get(torch[k].name, torch[k].array) for k in outputs]
-        if number != ARGUMENT:
+        if number == ARGUMENT or location.loss.calls[number].name in DRAWS:
+            made: Sequence[Any] = [_argument(location, k, other, port) for k in outputs]
+        else:
             given = [edges.get((k, number), arrays[k]) for k in torch[outputs[0]].inputs]
             edits = alignment.edits.get(number, ())
             made = location.loss.called(number, given, edits, location.loss.earlier(arrays, number))
@@ -78,6 +80,13 @@ def forced_values_on(location: "Location", alignment: Alignment, other: OtherInp
             twin = alignment.forced.get(k)
             arrays[k] = port.or_made(array) if twin is None else port.array(twin, torch[k].array)
     return ForcedValues(arrays, edges)
+
+
+def _argument(location: "Location", index: int, other: OtherInputs, port: PortValues) -> Any:
+    """Return an argument on other inputs; what torch draws, and keeps as a constant, is the port's."""
+    node, twin = location.torch[index], location.alignment.twins.get(index)
+    array = other.arguments.get(node.name, node.array)
+    return array if twin is None or node.name in other.arguments else port.array(twin, node.array)
 
 
 def _edges(location: "Location", alignment: Alignment, port: PortValues) -> dict[tuple[int, int], np.ndarray]:
@@ -103,7 +112,8 @@ def with_names(location: "Location", place: "Sequence[Segment]", names: Sequence
         changed.edits.pop(one.call, None)
     for name in names:
         for number in {site[one] for one in name.sites if one in site}:
-            changed.edits[number] = (*changed.edits.get(number, ()), name)
+            others = [edit for edit in changed.edits.get(number, ()) if edit.change.what != name.change.what]
+            changed.edits[number] = (*others, name)
     return changed
 
 

@@ -1,6 +1,6 @@
 """Find the faults of two programs that compute the same loss, and other gradients."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,10 +34,10 @@ def gradient_faults(loss: TorchGraph, jax: Graph, edits: Edits) -> list[LocatedF
     search = GradientSearch(loss, jax)
     every = [*edits.of_gradients()]
     for _ in range(MOST_FAULTS):
-        origin = search.origin
-        if origin is None:
+        if not search.region:
             return search.faults
-        search.explain(origin, every)
+        if not search.explain(every):
+            break
     return []
 
 
@@ -50,6 +50,7 @@ class GradientSearch:
 
     Attributes:
         faults: what was found.
+        region: values whose cotangents differ or are unknown, from parameters that differ on.
     """
 
     def __init__(self, loss: TorchGraph, jax: Graph):
@@ -62,48 +63,62 @@ class GradientSearch:
         }
         self._planted: dict[int, tuple[CallEdit, ...]] = {}
         self._forced: dict[int, np.ndarray] = {}
-        self._cotangents = loss.cotangents()
         self.faults: list[LocatedFault] = []
+        self.region = self._differing(loss.cotangents())
 
-    @property
-    def origin(self) -> int | None:
-        """Index of the last value whose cotangent differs, and on which a parameter's depends; None: none differs."""
-        region = self._differing(self._cotangents)
-        return max((k for k in region if not self._is_unknown(k)), default=None)
+    def explain(self, every: Sequence[CallEdit]) -> bool:
+        """Add the fault after which the fewest cotangents differ; without one, a cotangent is forced.
 
-    def explain(self, origin: int, every: Sequence[CallEdit]) -> None:
-        """Add the fault of a value: the edit after which the fewest cotangents differ, or its cotangent is forced."""
-        region = self._differing(self._cotangents)
-        near = self._consumers(origin)
-        best: tuple[int, CallEdit] | None = None
-        for edit in every:
-            if not any(self._site(number) in edit.sites for number in near):
-                continue
-            for tried in [edit] if edit.reference is None else self._fitted(edit, origin):
-                found = self._with(tried)
-                left = len(region) if found is None else len(self._differing(found))
-                is_fitting = found is not None and self._is_equal(origin, found.get(origin))
-                if is_fitting and left < len(region) and (best is None or (left, tried.tier) < (best[0], best[1].tier)):
-                    best = left, tried
-        if best is None:
-            self._force(origin, near)
-        else:
-            self._plant(origin, best[1])
+        Args:
+            every: faults that are tried: first those of the last value that differs, then all.
+
+        Returns:
+            Whether fewer differ.
+        """
+        origin = max((k for k in self.region if self._twins[k]), default=None)
+        if origin is None:
+            return False
+        consumers = self._consumers([origin])
+        near = [edit for edit in every if self._touches(edit, consumers)]
+        inside = self._consumers(self.region)
+        within = [edit for edit in every if edit.reference is None and self._touches(edit, inside)]
+        for edits, part in ((near, len(self.region)), (within, len(self.region) // 2)):
+            found = [(len(left), edit.tier, edit, left) for edit in edits for edit, left in self._tried(edit, origin)]
+            least = min(found, key=lambda one: one[:2], default=None)
+            if least is not None and least[0] < part:
+                self._plant(origin, least[2])
+                self.region = least[3]
+                return True
+        return self._force(origin, consumers[0])
+
+    def _tried(self, edit: CallEdit, origin: int) -> Iterator[tuple[CallEdit, set[int]]]:
+        """Yield an edit, with the numbers that fit a value's cotangent, and the values whose cotangents differ then."""
+        for fitted in [edit] if edit.reference is None else self._fitted(edit, origin):
+            if (found := self._with(fitted)) is not None:
+                yield fitted, self._differing(found)
 
     def _plant(self, origin: int, edit: CallEdit) -> None:
-        self._cotangents = self._with(edit) or self._cotangents
         self._planted = self._planted_with(edit)
-        number = next(n for n in self._numbers(edit))
+        number = self._numbers(edit)[-1]
         text = self._text(origin, number, edit.change.fault)
         self.faults.append(LocatedFault((edit,), edit.change.fault, edit.says, text, self._loss.calls[number]))
 
-    def _force(self, origin: int, near: Sequence[int]) -> None:
-        self._forced[origin] = self._port_cotangent(self._twins[origin][-1], self._torch[origin].array.shape)
-        self._cotangents = self._loss.cotangents(self._planted, self._forced)
-        calls = dict.fromkeys(self._loss.calls[number].words for number in near)
+    def _force(self, origin: int, consumer: int) -> bool:
+        """Force the cotangent of a value; return whether fewer differ then."""
+        shape, before = self._torch[origin].array.shape, self._forced
+        tried: list[tuple[set[int], dict[int, np.ndarray]]] = []
+        for twin in self._twins[origin]:
+            forced = {**before, origin: self._port_cotangent(twin, shape)}
+            tried.append((self._differing(self._loss.cotangents(self._planted, forced)), forced))
+        left, self._forced = min(tried, key=lambda one: len(one[0]))
+        is_better, self.region = len(left) < len(self.region), left
         name = self._loss.variables.get(origin) or self._torch[origin].name
-        says = f"another gradient of {name}, from {', '.join(calls)}"
-        self.faults.append(LocatedFault((), "other_gradient", says, self._text(origin, near[0], "")))
+        says = f"another gradient of {name}, from {self._loss.calls[consumer].words}"
+        self.faults.append(LocatedFault((), "other_gradient", says, self._text(origin, consumer, "")))
+        return is_better
+
+    def _touches(self, edit: CallEdit, numbers: Sequence[int]) -> bool:
+        return any(self._loss.calls[number].site in edit.sites for number in numbers)
 
     def _differing(self, cotangents: Mapping[int, np.ndarray]) -> set[int]:
         """Return the values whose cotangents differ or are unknown, from parameters that differ on."""
@@ -114,13 +129,10 @@ class GradientSearch:
             k = waiting.pop()
             if k in found or not _is_float(self._torch[k].array):
                 continue
-            if self._is_unknown(k) or not self._is_equal(k, cotangents.get(k)):
+            if not self._twins[k] or not self._is_equal(k, cotangents.get(k)):
                 found.add(k)
                 waiting += self._torch.users[k]
         return found
-
-    def _is_unknown(self, index: int) -> bool:
-        return not self._twins[index]
 
     def _is_equal(self, index: int, cotangent: np.ndarray | None) -> bool:
         """Return whether the port has a cotangent of an equal value."""
@@ -135,14 +147,14 @@ class GradientSearch:
         assert cotangent is not None, "a float has one"
         return cotangent.ravel()[twin.order].reshape(shape)
 
-    def _consumers(self, origin: int) -> list[int]:
-        """Return the calls that get a value, and those up to the next value that the port has."""
-        found, waiting = list[int](), [origin]
+    def _consumers(self, values: Iterable[int]) -> list[int]:
+        """Return the calls that get some values, and those up to the next value that the port has."""
+        found, waiting = list[int](), [*values]
         while waiting:
             for k in self._torch.users[waiting.pop()]:
                 if self._torch[k].call not in found:
                     found.append(self._torch[k].call)
-                    waiting += [k] if k not in self._twins or self._is_unknown(k) else []
+                    waiting += [] if self._twins.get(k) else [k]
         return found
 
     def _fitted(self, edit: CallEdit, origin: int) -> Iterator[CallEdit]:
@@ -170,9 +182,6 @@ class GradientSearch:
 
     def _numbers(self, edit: CallEdit) -> list[int]:
         return [number for number, call in enumerate(self._loss.calls) if call.site in edit.sites]
-
-    def _site(self, number: int) -> object:
-        return self._loss.calls[number].site
 
     def _text(self, origin: int, number: int, fault: str) -> SegmentText:
         call = self._loss.calls[number]

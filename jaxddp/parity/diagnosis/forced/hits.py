@@ -178,7 +178,8 @@ class State:
         later = set().union(*(self.torch.after(k, range(len(self.torch))) for k in sources)) - sources
         if any(self._collapses(k, changed) for k in later):
             return False
-        twins = [k for k in later & (self.of_torch - of_torch) if k in changed.twins]
+        equal = later & (self.of_torch - of_torch)
+        twins = [k for k in equal if k in changed.twins and changed.twins[k].jax in self.of_jax]
         telling = [self.jax[changed.twins[k].jax].is_telling for k in twins if self._is_float(k)]
         return bool(telling) and all(telling)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import cached_property
 
+from jaxddp.parity.catalogue import FAULTS
 from jaxddp.parity.diagnosis.forced.forced_values import ForcedValues
 from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.locate import Location
@@ -13,10 +14,16 @@ from jaxddp.parity.diagnosis.forced.torch_graph import WRITTEN, TorchGraph
 from jaxddp.parity.diagnosis.forced.trials import RANKS, SegmentSubject
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
 from jaxddp.parity.diagnosis.forward.candidates import LOOSE, edits_of_inputs, in_words, with_numbers
+from jaxddp.parity.diagnosis.forward.combining import exchanged
 from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments
 from jaxddp.parity.diagnosis.forward.reading import MOST_NUMBERS, NO_TRACE
 from jaxddp.parity.diagnosis.forward.rewiring import ADDED, edits_of_connections, edits_of_gradients, moved
-from jaxddp.parity.diagnosis.forward.several_calls import chains_left_out, gradients_let_through, numbers_together
+from jaxddp.parity.diagnosis.forward.several_calls import (
+    blocks_without_gradients,
+    chains_left_out,
+    numbers_together,
+    with_gradient,
+)
 from jaxddp.parity.diagnosis.forward.substitutes import substitutes
 from jaxddp.parity.diagnosis.search.fault_search import Search, confirm
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Budget, Differences
@@ -63,8 +70,10 @@ class Edits:
         """Yield a call made after one that uses its result, instead of before."""
         graph, calls = self.loss.graph, self.loss.calls
         users = {calls[graph[k].call].site for output in graph.outputs[number] for k in graph.users[output]}
-        changes = (change for change in moved(calls, number) if users.issuperset(change.also))
-        yield from (single((calls[number], change)) for change in changes)
+        changes = [change for change in moved(calls, number) if users.issuperset(change.also)]
+        yield from map(
+            single, [*((calls[number], change) for change in changes), *exchanged(calls, number, self.words)]
+        )
 
     def of_inputs(self) -> Iterator[CallEdit]:
         """Yield faults of how entries of the batch are taken."""
@@ -73,7 +82,27 @@ class Edits:
     def of_gradients(self) -> Iterator[CallEdit]:
         """Yield faults of the gradients that calls pass on."""
         changes = [(call, change) for call in self.loss.calls for change in edits_of_gradients(call, self.words)]
-        yield from map(single, (*changes, *gradients_let_through(self.loss.recorded, self.words)))
+        yield from map(single, changes)
+        for begin, end in blocks_without_gradients(self.loss.recorded):
+            inside = {id(call) for call in self.loss.recorded[begin:end]}
+            block = {number for number, call in enumerate(self.loss.calls) if id(call) in inside}
+            yield from map(single, self._let_through(block))
+
+    def _let_through(self, block: set[int]) -> Iterator[tuple[Call, Change]]:
+        """Yield results of a `no_grad` block whose gradient is not stopped: through all of it, or one line."""
+        graph, calls = self.loss.graph, self.loss.calls
+        for k, node in enumerate(graph):
+            if node.call not in block or block.issuperset(graph[user].call for user in graph.users[k]):
+                continue
+            before = {graph[i].call for i in graph.before(k, range(k + 1))} & block
+            on_line = {number for number in before if calls[number].line == node.line}
+            for chosen, where in ((before, ""), (on_line, " on its line")):
+                if where == "" or chosen != before:
+                    sites = tuple(calls[number].site for number in sorted(chosen))
+                    words = self.words.get(id(calls[node.call].result), node.name)
+                    what = f"the gradient is not stopped{where} at {words}, though torch has no_grad"
+                    change = Change("gradient_not_stopped", what, with_gradient, tier=3, also=sites)
+                    yield calls[min(chosen)], change
 
     def of_segments(self, location: Location, subject: SegmentSubject) -> Iterator[CallEdit]:
         """Yield faults of the calls of some segments, and of the next ones; numbers as the port has them, and any."""
@@ -157,6 +186,11 @@ def labelled(
     counted = Counter((edit.change.what, *edit.sites) for edit in edited.values())
     # If several numbers do the same, none of them is likely to be what was written.
     every = [edit for edit in edited.values() if counted[edit.change.what, *edit.sites] == 1]
+    ordered = {edit for one in segments for edit in one.edits if edit.change.also}
+    if in_order := [edit for edit in every if edit in ordered]:  # it was found in all places
+        return in_order
+    if titled := [edit for edit in every if edit.change.fault in FAULTS]:
+        return titled
     for fault in LEFT_OUT:  # what a call is given does the same as any function that returns it
         if absent := [edit for edit in every if edit.change.fault == fault]:
             return absent
@@ -167,8 +201,10 @@ def labelled(
     # What is added to a result, or to an operand of the next call, is the same.
     ends = {location.loss.calls[one.call].site for one in segments if one.call != ARGUMENT}
     last = [edit for edit in loose if edit.sites <= ends and edit.change.fault != "other_operand"]
+    mine = {location.loss.calls[location.torch[k].call].site for one in segments for k in one.torch}
+    own = [edit for edit in loose if edit.sites <= mine]
     alike = {(edit.change.fault, edit.value) for edit in loose}
-    return (last or loose)[:1] if len(alike) == 1 and loose[0].change.fault in ADDED_TO else []
+    return (own or last or loose)[:1] if len(alike) == 1 and loose[0].change.fault in ADDED_TO else []
 
 
 def _rank(edit: CallEdit) -> tuple[int, bool]:

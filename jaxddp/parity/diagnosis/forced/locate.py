@@ -69,7 +69,7 @@ class Location:
         self.found: list[tuple[Segment, ...]] = []
         self.trials = 0
         self._calls_edits, self._names_of, self._others = edits, names_of, others
-        self._planted = self._replays = 0
+        self._tried_everywhere = self._replays = 0
         self.alignment = self.aligner.start()
         self._search()
 
@@ -94,9 +94,12 @@ class Location:
         if again := self._again(state):
             return again
         cheap = self._cheapest(state, [most for most in COSTS if most <= CHEAP])
+        ordered = self._planted(state, self._orders(state))
+        if ordered is not None and (cheap is None or ordered.left < cheap.left):
+            return ordered
         if cheap is not None and cheap.left <= len(state.of_torch) // 2:
             return cheap
-        planted = self._planted_everywhere(state)
+        planted = self._planted(state, self._edits_everywhere(state))
         is_better = planted and cheap and planted.left < MOST_LEFT * cheap.left and not takes_others(planted)
         if planted is not None and (cheap is None or is_better):
             return planted
@@ -236,9 +239,7 @@ class Location:
     def _of_edits(
         self, state: State, changed: Alignment, numbers: Sequence[int], of_jax: set[int]
     ) -> Iterator[Segment]:
-        # The last place shows most: in a first step, a state may be 0.
-        later = [n for n in reversed(numbers) if self.loss.calls[n].site in changed.edits[n][-1].change.also]
-        for place, number in enumerate(later or numbers):
+        for place, number in enumerate(self._shown(changed, numbers)):
             t, edit = self.torch.outputs[number][0], changed.edits[number][-1]
             twin = changed.twins.get(t)
             if twin is not None:
@@ -249,26 +250,46 @@ class Location:
                 ends = t, first[0] if first else self.jax.end
                 yield Segment((t,), (*first,), ends, None, True, None, number, (edit,))
 
-    def _planted_everywhere(self, state: State) -> Hit | None:
-        """Return the fault of a line after which the fewest values differ, later ones too."""
-        of_inputs = () if self._calls_edits is None else self._calls_edits.of_inputs()
-        found = [hit for edit in of_inputs if (hit := self._edited_everywhere(state, edit))]
-        places = defaultdict(list)
-        for number in [*self._origins(state), *calls_of(self.torch, state.of_torch)]:
-            places[self.loss.calls[number].words, self.loss.calls[number].line].append(number)
-        again = (numbers[0] for numbers in places.values() if len(numbers) > 1)
-        of_order = (edit for number in again for edit in self._orders_of(number))
-        of_calls = (edit for numbers in places.values() for edit in self._edits_of(numbers[0], state))
-        for edit in itertools.chain(of_order, of_calls):
-            self._planted += 1
-            if self._planted > MOST_EVERYWHERE:
-                break
-            if hit := self._edited_everywhere(state, edit):
-                found.append(hit)
+    def _shown(self, changed: Alignment, numbers: Sequence[int]) -> Sequence[int]:
+        """Return the calls of a fault: of one of their order, the last of each place.
+
+        The last place is first: in a first step, a state may be 0.
+        """
+        if not any(changed.edits[n][-1].change.also for n in numbers):
+            return numbers
+        last = self.loss.calls[max(numbers)].site
+        return [n for n in reversed(numbers) if self.loss.calls[n].site == last]
+
+    def _planted(self, state: State, edits: Iterable[CallEdit]) -> Hit | None:
+        """Return the fault, planted in all calls of its line, after which the fewest values differ, later ones too."""
+        found = [hit for edit in edits if (hit := self._edited_everywhere(state, edit))]
         counted = Counter(hit.segments[0].edits[0].change for hit in found)  # any number would do
         found = [hit for hit in found if counted[hit.segments[0].edits[0].change] == 1]
         found.sort(key=lambda hit: (hit.left, hit.cost))
         return next((hit for hit in found if self._holds(hit)), None)
+
+    def _orders(self, state: State) -> Iterator[CallEdit]:
+        """Yield faults of the order of calls that are made several times."""
+        for numbers in self._places(state) if self._calls_edits is not None else ():
+            if len(numbers) > 1:
+                yield from self._orders_of(numbers[0])
+
+    def _edits_everywhere(self, state: State) -> Iterator[CallEdit]:
+        """Yield faults of how entries of the batch are taken, and some of calls."""
+        yield from () if self._calls_edits is None else self._calls_edits.of_inputs()
+        edits = (edit for numbers in self._places(state) for edit in self._edits_of(numbers[0], state))
+        for edit in edits:
+            self._tried_everywhere += 1
+            if self._tried_everywhere > MOST_EVERYWHERE:
+                return
+            yield edit
+
+    def _places(self, state: State) -> list[list[int]]:
+        """Return the calls that differ, those that are made several times together; first those with equal inputs."""
+        places = defaultdict(list)
+        for number in dict.fromkeys([*self._origins(state), *calls_of(self.torch, state.of_torch)]):
+            places[self.loss.calls[number].words, self.loss.calls[number].line].append(number)
+        return [*places.values()]
 
     def _holds(self, hit: Hit) -> bool:
         """Return whether a hit that leaves nothing leaves nothing on other inputs, too."""

@@ -36,6 +36,7 @@ class GraphTrace(CallTrace):
         calls: the calls; a node's `call` is an index of these.
         held: for each value, the tensor; its memory may have been written to since.
         variables: index of a value -> name of the user's variable that holds it when it is used.
+        without_gradient: numbers of the calls in a `no_grad` block.
     """
 
     def __init__(self, modules: list[str], names: Mapping[int, str]):
@@ -44,6 +45,7 @@ class GraphTrace(CallTrace):
         self.calls: list[Call] = []
         self.held: list[Tensor] = []
         self.variables: dict[int, str] = {}
+        self.without_gradient: set[int] = set()
         self._names = names
         self._index: dict[int, int] = {}  # id of a tensor -> its node
         self._versions: list[int] = []
@@ -74,6 +76,8 @@ class GraphTrace(CallTrace):
         call = self.recorded[-1]
         inputs = () if call.name in DRAWS else inputs
         self.calls.append(call)
+        if not torch.is_grad_enabled():
+            self.without_gradient.add(len(self.calls) - 1)
         for output, x in enumerate(results):
             index = self._add(x, call.words, inputs, output, call)
             if changed:
@@ -144,7 +148,7 @@ class TorchGraph:
             raise ValueError("the loss is the result of no call that was recorded")
         self.graph = Graph(trace.nodes, ends[-1])
         self.calls, self.recorded, self.variables = trace.calls, trace.recorded, trace.variables
-        self._held = trace.held
+        self._held, self._without_gradient = trace.held, trace.without_gradient
 
     def called(
         self,
@@ -189,7 +193,7 @@ class TorchGraph:
             parts = self._pulled_back(number, [found.get(k) for k in outputs], (edits or {}).get(number, ()))
             for k, part in zip(self._sources[number], parts, strict=True):
                 if part is not None:
-                    found[k] = found[k] + part if k in found else part
+                    found[k] = np.asarray(found[k] + part) if k in found else part
         return found | {k: x for k, x in (forced or {}).items() if self.graph[k].call == ARGUMENT}
 
     def has_gradient(self, index: int) -> bool:
@@ -204,7 +208,7 @@ class TorchGraph:
         given = self._given(number, [self.graph[k].array for k in sources])
         floats = [x.requires_grad_() for x in given if x.is_floating_point()]
         copies = [x.clone() for x in given]  # a call may work in place
-        with torch.set_grad_enabled(any(self._held[k].requires_grad for k in self.graph.outputs[number])):
+        with torch.set_grad_enabled(number not in self._without_gradient):
             made = self._results(number, copies, edits)
         pairs = [(x, torch.from_numpy(c)) for x, c in zip(made, cotangents, strict=True) if c is not None]
         pairs = [(x, c.to(x.dtype)) for x, c in pairs if x.grad_fn is not None]  # a view without gradients has none

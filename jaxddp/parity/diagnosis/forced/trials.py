@@ -41,7 +41,7 @@ class SegmentSubject:
         edges = {(k, call) for k, call in location.alignment.edges}
         self._edges = edges - {(one.ends[0], one.call) for one in segments if not one.inside}
         self._targets = [self._forced_ends(of_inputs) for of_inputs in values]
-        self._site = {self._loss.calls[number].site: number for number in reversed(self.every)}
+        self._sites = {self._loss.calls[number].site for number in self.every}
 
     @cached_property
     def every(self) -> list[int]:
@@ -89,8 +89,9 @@ class SegmentSubject:
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
         """Return what the calls compute with faults planted; "elsewhere": the largest difference in all other uses."""
         edits = [item for item in items if isinstance(item, CallEdit)]
-        touched = {self._site[site] for edit in edits for site in edit.sites if site in self._site}
-        if not all(site in self._site for edit in edits for site in edit.sites):
+        sites = {site for edit in edits for site in edit.sites}
+        touched = {number for number in self.every if self._loss.calls[number].site in sites}
+        if not sites <= self._sites:
             raise ValueError("a call is none of the graph's")
         forced, chosen = self._values[step], touched.union(self.inside)
         arrays, changed, ends = dict(forced.arrays), set[int](), dict(self._targets[step])

@@ -124,11 +124,12 @@ def _gru(make: Make, x: Tensor, state: State, weights: Weights) -> State:
     (h,) = state
     w_x, w_h, b_x, b_h = weights
     assert w_h is not None, "a cell has weights"
-    biases = (None,) * 3 if b_h is None else b_h.chunk(3)
+    biases = (None,) * 3 if b_h is None else make("the state's biases", torch.chunk, b_h, 3)
+    weights_of_state = make("the state's weights", torch.chunk, w_h, 3)
     r_x, z_x, n_x = make("the input", torch.chunk, make("the input", F.linear, x, w_x, b_x), 3, -1)
     r_h, z_h, n_h = (
         make(f"the state in the {gate}", F.linear, h, weight, bias)  # apart, since calls of the candidate may be moved
-        for gate, weight, bias in zip(("reset gate", "update gate", "candidate"), w_h.chunk(3), biases, strict=True)
+        for gate, weight, bias in zip(("reset gate", "update gate", "candidate"), weights_of_state, biases, strict=True)
     )
     r = make("the reset gate", torch.sigmoid, make("the reset gate", torch.add, r_x, r_h))
     z = make("the update gate", torch.sigmoid, make("the update gate", torch.add, z_x, z_h))

@@ -7,20 +7,20 @@ from dataclasses import replace
 import numpy as np
 
 from jaxddp.parity.diagnosis.forced.causes import LocatedFault
-from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
+from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.forward.fault_lines import OF_CALLS, of_layer
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.forward.reading_search import joined
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.search.fault_search import Explanation, confirm
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Item, Subject
-from jaxddp.parity.graph import ARGUMENT
 from jaxddp.parity.operations import Lines, SourceLine
 
 LOSS = "local_loss"
 MOST_COMBINATIONS = 8  # of names that a run may not tell apart
 FORCED = "in one micro-batch, with the port's values in place of these, the losses are equal"
 LOSSES = "planted in the reference, these give the losses of every step, and the gradients differ further"
+GRADIENTS = "in one micro-batch, with the port's gradients in place of these, all others are equal"
 Search = Callable[[tuple[CallEdit, ...]], tuple[Ruling, tuple[Item, ...]]]
 
 
@@ -45,8 +45,8 @@ def ruling_on(
         search: search for a further fault, with some planted.
     """
     lines = tuple(_lines(fault, reading, made) for fault in faults)
-    segments = tuple(fault.text for fault in faults)
-    ruling, proof = Ruling((), None, lines=lines, segments=segments), FORCED
+    segments = tuple(fault.text for fault in faults if fault.place)
+    ruling, proof = Ruling((), None, lines=lines, segments=segments), FORCED if segments else GRADIENTS
     if all(fault.names for fault in faults):
         ways = itertools.islice(itertools.product(*(fault.names for fault in faults)), MOST_COMBINATIONS)
         explanations, _ = confirm(subject, [Explanation((), way, 0.0) for way in ways], floor)
@@ -67,26 +67,6 @@ def ruling_on(
         return replace(ruling, lines=lines[:1]), ()
     kinds = tuple(fault.names[0].faults[0] if fault.names else fault.kind for fault in faults)
     return replace(ruling, named=(Hypothesis(kinds, "; ".join(says), 0.0, measured=proof),)), ()
-
-
-def first_lines(
-    faults: Sequence[LocatedFault], reading: Reading, items: Sequence[Item], calls: Sequence[Call]
-) -> tuple[Lines, ...]:
-    """Return the lines of a fault of a call that is explained by replays: where the port first differs; (): unknown.
-
-    Args:
-        faults: the faults that were located.
-        reading: the port's program.
-        items: the explanation.
-        calls: the calls of the loss.
-    """
-    sites = {site for item in items if isinstance(item, CallEdit) for site in item.sites}
-    torch = next((call.line for call in calls if call.site in sites), None)
-    if torch is None or reading.graph is None:
-        return ()
-    indices = sorted(k for fault in faults for segment in fault.place for k in segment.jax)
-    jax = (reading.graph[k].line for k in indices if reading.graph[k].call != ARGUMENT)
-    return (Lines(next((line for line in jax if line is not None), faults[0].text.lines.jax), torch),)
 
 
 def _explain_losses(subject: Subject, named: Sequence[CallEdit], floor: float) -> bool:

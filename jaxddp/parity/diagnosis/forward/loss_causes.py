@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from jaxddp.parity.diagnosis.forced.causes import LocatedFault, located_faults
 from jaxddp.parity.diagnosis.forced.forced_values import OtherInputs
-from jaxddp.parity.diagnosis.forced.labels import Changes
+from jaxddp.parity.diagnosis.forced.gradients import gradient_faults
+from jaxddp.parity.diagnosis.forced.labels import Changes, Edits
 from jaxddp.parity.diagnosis.forward.call_changes import (
     batch_norm_eval,
     batch_norm_sync,
@@ -37,7 +38,7 @@ from jaxddp.parity.diagnosis.forward.combined import (
 )
 from jaxddp.parity.diagnosis.forward.fault_lines import lines_of_items
 from jaxddp.parity.diagnosis.forward.layout import flattened_axes, kernel_axes, same_padding
-from jaxddp.parity.diagnosis.forward.located_causes import first_lines, ruling_on
+from jaxddp.parity.diagnosis.forward.located_causes import ruling_on
 from jaxddp.parity.diagnosis.forward.precision import reduced_precision
 from jaxddp.parity.diagnosis.forward.reading import Reading, parted_with
 from jaxddp.parity.diagnosis.forward.reading_search import Planted, ReadingSearch
@@ -114,38 +115,87 @@ def search_model(
     hides = reading is not None and parted_with(subject, reading, ())[1].computes_zero
     excluded = MAY_LEAVE_OUT if hides else frozenset()
     items = [item for item in items if excluded.isdisjoint(item.faults)]
-    known = partial(find_faults, subject, items, (step, (rank,)), floor, replays, leading, evidence.thrifty)
-    if reading is None:
-        return known()
-    names = {id(parameter): name for name, parameter in evidence.module.named_parameters()}
-    batch = evidence.steps[reading.step].micro_batches[reading.rank][0]
-    inputs = {id(x): name for name, x in batch.items()}
-    if faults := subject.located(reading, {**inputs, **names}, inputs):
+    search = LossSearch(subject, evidence, items, (step, (rank,)), floor, replays, leading)
+    return search.by_catalogue() if reading is None else search.with_reading(reading, excluded)
 
-        def further(planted: tuple[CallEdit, ...]) -> tuple[Ruling, tuple[Item, ...]]:
-            others = [item for item in items if not any(item.excludes(one) for one in planted)]
-            probe = step, (rank,)
-            return find_faults(Planted(subject, planted), others, probe, floor, replays, None, evidence.thrifty, False)
 
-        ruling, named = ruling_on(faults, subject, reading, evidence.made, floor, further)
-        # How micro-batches are combined, how numbers are rounded, and what changes many calls is in no single call.
-        of_all = [item for item in items if not isinstance(item, CallEdit) or not _is_of_a_call(item.change)]
-        calls = subject.calls(reading.step, reading.rank, reads=True)
-        words = in_words(calls, {**inputs, **names})
-        of_calls = [*edits_of_inputs(calls, words, inputs), *edits_of_layers(calls, words)]
-        is_plain = bool(named) and min(item.tier for item in named) == 0
-        tried: Sequence[Sequence[Item]] = (of_all,) if named else (items, of_calls)
-        for some in () if is_plain else tried:
-            by_replays, planted = find_faults(subject, some, (step, (rank,)), floor, replays, pairs=False)
-            if by_replays.named:
-                return replace(by_replays, lines=first_lines(faults, reading, planted, calls) or ruling.lines), planted
+@dataclass(frozen=True)
+class LossSearch:
+    """Search for the faults of a loss.
+
+    Attributes:
+        subject: the losses and gradients of all steps.
+        evidence: the reference's loss, and JAX's steps.
+        items: faults of the catalogue.
+        probe: step and replica on which faults are tried first.
+        floor: the largest residual that counts as rounding.
+        replays: most replays.
+        leading: see `find_faults`.
+    """
+
+    subject: "LossAndGradients"
+    evidence: ModelEvidence
+    items: Sequence[Item]
+    probe: tuple[int, tuple[int, ...]]
+    floor: float
+    replays: int
+    leading: Sequence[Item] | None
+
+    def by_catalogue(self, pairs: bool = True) -> tuple[Ruling, tuple[Item, ...]]:
+        """Return the ruling on the faults of the catalogue, and on pairs of these."""
+        tried = self.subject, self.items, self.probe, self.floor, self.replays
+        return find_faults(*tried, self.leading, self.evidence.thrifty, pairs)
+
+    def with_reading(self, reading: Reading, excluded: frozenset[str]) -> tuple[Ruling, tuple[Item, ...]]:
+        """Return the ruling where the port's program is known.
+
+        Args:
+            reading: the program.
+            excluded: faults that are not tried.
+        """
+        module, steps = self.evidence.module, self.evidence.steps
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        inputs = {id(x): name for name, x in steps[reading.step].micro_batches[reading.rank][0].items()}
+        words = {**inputs, **names}
+        faults = self.subject.located(reading, words, inputs)
+        faults = faults or self.subject.located_gradients(reading, words, inputs)
+        ruling, named = Ruling((), None), tuple[Item, ...]()
+        if faults:
+            ruling, named = ruling_on(faults, self.subject, reading, self.evidence.made, self.floor, self._with_planted)
+            if named:
+                return self._with_title(ruling, named)
+        patches = [item for item in self.items if isinstance(item, CallEdit) and item.sites]
+        by_reading = ReadingSearch(self.subject, reading, patches, names, inputs, self.floor, excluded)
+        ways = (partial(self.by_catalogue, pairs=False), partial(self._of_many_calls, reading, words, inputs))
+        for search in (*ways, by_reading.find, *(() if faults else (self.by_catalogue,))):
+            found = search()
+            if found is not None and found[0].named:
+                lines = lines_of_items(self.subject, reading, found[1], self.evidence.made)
+                return replace(found[0], lines=lines), found[1]
         return ruling, named
-    ruling, named = known(pairs=False)
-    patches = [item for item in items if isinstance(item, CallEdit) and item.sites]
-    search = ReadingSearch(subject, reading, patches, names, inputs, floor, excluded)
-    if not ruling.named:
-        ruling, named = search.find() or known()
-    return replace(ruling, lines=lines_of_items(subject, reading, named, evidence.made)), named
+
+    def _with_planted(self, planted: tuple[CallEdit, ...]) -> tuple[Ruling, tuple[Item, ...]]:
+        """Return the ruling on further faults of the catalogue beside some."""
+        others = [item for item in self.items if not any(item.excludes(one) for one in planted)]
+        subject = Planted(self.subject, planted)
+        return find_faults(subject, others, self.probe, self.floor, self.replays, None, self.evidence.thrifty, False)
+
+    def _with_title(self, ruling: Ruling, named: tuple[Item, ...]) -> tuple[Ruling, tuple[Item, ...]]:
+        """Return the ruling by a fault of the catalogue that no call shows alone, if there is one; else as it is."""
+        if min(item.tier for item in named) == 0:
+            return ruling, named
+        of_all = [item for item in self.items if not isinstance(item, CallEdit) or not _is_of_a_call(item.change)]
+        by_all, planted = find_faults(self.subject, of_all, self.probe, self.floor, self.replays, pairs=False)
+        return (replace(by_all, lines=ruling.lines), planted) if by_all.named else (ruling, named)
+
+    def _of_many_calls(
+        self, reading: Reading, words: Mapping[int, str], inputs: Mapping[int, str]
+    ) -> tuple[Ruling, tuple[Item, ...]]:
+        """Return the ruling on how the batch is taken, and on layers that were opened."""
+        calls = self.subject.calls(reading.step, reading.rank, reads=True)
+        words = in_words(calls, words)
+        edits = [*edits_of_inputs(calls, words, inputs), *edits_of_layers(calls, words)]
+        return find_faults(self.subject, edits, self.probe, self.floor, self.replays, pairs=False)
 
 
 def _is_of_a_call(change: Change) -> bool:
@@ -237,6 +287,18 @@ class LossAndGradients:
                     others = [*self._other_inputs(reading)]
                     if faults := located_faults(loss, jax, others, names, inputs, self._catalogue(step)):
                         return faults
+        return []
+
+    def located_gradients(
+        self, reading: Reading, names: Mapping[int, str], inputs: Mapping[int, str]
+    ) -> list[LocatedFault]:
+        """Return the faults of gradients of equal losses; see `located`."""
+        graph = reading.graph
+        if graph is None or graph[graph.end].cotangent is None:
+            return []
+        with contextlib.suppress(*IMPOSSIBLE):
+            loss = self._replay.graph(reading.step, reading.rank)
+            return gradient_faults(loss, graph, Edits(loss, names, inputs))
         return []
 
     def _other_inputs(self, reading: Reading) -> Iterator[OtherInputs]:

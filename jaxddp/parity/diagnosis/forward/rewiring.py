@@ -91,9 +91,12 @@ def edits_of_gradients(call: Call, names: Mapping[int, str]) -> Iterator[Change]
         call: a recorded call.
         names: see `edits_of_connections`.
     """
-    if call.name == "detach" or (call.name == "_set_grad_enabled" and call.args == (False,)):
-        answer = argument(0) if call.name == "detach" else with_argument(0, operator.not_)
-        yield Change("gradient_not_stopped", "the gradient is not stopped", answer, tier=3)
+    if call.name == "detach":
+        where = names.get(id(call.args[0]), "")
+        what = f"the gradient is not stopped{f' at {where}' if where else ''}"
+        yield Change("gradient_not_stopped", what, argument(0), tier=3)
+    elif call.name == "_set_grad_enabled" and call.args == (False,):
+        yield Change("gradient_not_stopped", "the gradient is not stopped", with_argument(0, operator.not_), tier=3)
     for position, x in enumerate(call.args):
         if _is_float(x) and x.requires_grad:
             where = f"{names.get(id(x), f'operand {position + 1}')} in {call.words}"

@@ -164,7 +164,7 @@ def _with_both(one: int | str, other: int | str, pair: tuple[float, float]) -> A
 def gradients_let_through(calls: Sequence[Call], names: Mapping[int, str]) -> Iterator[tuple[Call, Change]]:
     """Yield results of a `no_grad` block whose gradient is not stopped: through all of the block, or one line of it."""
     makers = {id(x): index for index, call in enumerate(calls) for x in tensors_in(call.result)}
-    for begin, end in _blocks(calls):
+    for begin, end in blocks_without_gradients(calls):
         later = {id(x) for call in calls[end:] for x in tensors_in((call.args, call.kwargs))}
         for last in range(begin, end):
             if not later.intersection(map(id, tensors_in(calls[last].result))):
@@ -181,14 +181,14 @@ def gradients_let_through(calls: Sequence[Call], names: Mapping[int, str]) -> It
                         Change(
                             "gradient_not_stopped",
                             f"{what}, though torch has no_grad",
-                            _with_gradient,
+                            with_gradient,
                             tier=3,
                             also=sites,
                         ),
                     )
 
 
-def _blocks(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
+def blocks_without_gradients(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
     """Yield where each `no_grad` block begins and ends."""
     switches = [index for index, call in enumerate(calls) if call.name == BLOCK]
     for begin, end in itertools.pairwise(switches):
@@ -208,7 +208,8 @@ def _before(calls: Sequence[Call], last: int, begin: int, makers: Mapping[int, i
     return found
 
 
-def _with_gradient(call: Call, proceed: Proceed, value: float) -> object:
+def with_gradient(call: Call, proceed: Proceed, value: float) -> object:
+    """Answer a call with its result, through which gradients pass though the call is in a `no_grad` block."""
     with torch.enable_grad():
         return proceed(call)
 
