@@ -5,11 +5,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from jaxddp.parity.catalogue import FAULTS
 from jaxddp.parity.diagnosis.forced.describe import lines_of, text_of
 from jaxddp.parity.diagnosis.forced.expressions import Expressions
 from jaxddp.parity.diagnosis.forced.forced_values import OtherInputs, forced_values, holds, unedited, with_names
 from jaxddp.parity.diagnosis.forced.hits import Segment
-from jaxddp.parity.diagnosis.forced.labels import FLOOR, Changes, Edits, is_alike, labelled, of_any_layer
+from jaxddp.parity.diagnosis.forced.labels import FLOOR, Changes, Edits, is_alike, labelled, labelled_pair, of_any_layer
 from jaxddp.parity.diagnosis.forced.locate import Location, places_of
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
 from jaxddp.parity.diagnosis.forced.trials import RANKS, SegmentSubject
@@ -105,24 +106,51 @@ class Naming:
         for segments in self._location.found:
             known: Sequence[CallEdit] | None = None
             for place in places_of(segments):
-                units.append(self._fault(place, known))
+                units += self._split(self._fault(place, known))
                 known = units[-1].names if known is None else known
         alike: dict[object, list[LocatedFault]] = defaultdict(list)
         for fault in self._combined([*self._uncovered(units)]):
             words = tuple(of_any_layer(one.change.what) for one in fault.names)
             text = fault.text
             alike[(text.lines.torch, words) if words else (text.lines, text.jax, text.torch)].append(fault)
-        yield from map(self._merged, alike.values())
+        yield from self._titled_together([self._merged(same) for same in alike.values()])
+
+    def _titled_together(self, faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:
+        """Yield the faults; one of the catalogue in layers that a pattern names as one."""
+        alike: dict[object, list[LocatedFault]] = defaultdict(list)
+        for k, fault in enumerate(faults):
+            titles = tuple((name.change.fault, name.value, name.change.what) for name in fault.names)
+            alike[titles if titles and all(title[0] in FAULTS for title in titles) else k].append(fault)
+        for same in alike.values():
+            every = zip(*(fault.names for fault in same), strict=True)
+            is_one = len(same) > 1 and all(self._pattern(names) for names in every)
+            yield from [self._merged(same)] if is_one else same
 
     def _fault(self, place: Place, known: Sequence[CallEdit] | None = None) -> LocatedFault:
         """Return the fault of a place; `known`: its names in another place."""
-        names = tuple(self._names(place, known))
-        call = next((one for name in names for one in self._location.loss.calls if one.site in name.sites), None)
         kind, says, code = self._in_words(place)
-        text = text_of(self._location, place)
-        lines = text.lines if call is None else lines_of(self._location, place, text.lines, call, names[0].value)
-        text = replace(text, code=code, lines=lines)
-        return LocatedFault(names, kind, says, text, call, place)
+        text = replace(text_of(self._location, place), code=code)
+        return self._named(LocatedFault((), kind, says, text, None, place), tuple(self._names(place, known)))
+
+    def _split(self, fault: LocatedFault) -> list[LocatedFault]:
+        """Return a fault without a name as two that have one, if the segment of two calls or more has two."""
+        place = fault.place
+        calls = {self._location.torch[k].call for one in place for k in one.torch}
+        if fault.names or not 1 < len(calls) <= MOST_CALLS:
+            return [fault]
+        pair = labelled_pair(self._location, place, self._values, self._edits)
+        planted = with_names(self._location, place, pair)
+        if not pair or not all(holds(self._location, planted, other) for other in self._others):
+            return [fault]
+        return [self._named(fault, (self._together([name]),)) for name in pair]
+
+    def _named(self, fault: LocatedFault, names: tuple[CallEdit, ...]) -> LocatedFault:
+        """Return a fault with names, and the lines of their call."""
+        call = next((one for name in names for one in self._location.loss.calls if one.site in name.sites), None)
+        if call is None:
+            return fault
+        lines = lines_of(self._location, fault.place, fault.text.lines, call, names[0].value)
+        return replace(fault, names=names, call=call, text=replace(fault.text, lines=lines))
 
     def _uncovered(self, faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:
         """Yield the faults, without those that have no name and that the name of another one explains, too."""
@@ -183,16 +211,21 @@ class Naming:
                 yield self._together([name])
 
     def _together(self, alike: Sequence[CallEdit]) -> CallEdit:
-        """Return a fault in several places as one, with the pattern of their layers."""
+        """Return a fault in several places as one, with the pattern of their layers if there is one."""
+        if (named := self._pattern(alike)) is not None:
+            return named
+        sites = frozenset(site for one in alike for site in one.sites)
+        return replace(alike[0], sites=sites, changes={k: x for one in alike for k, x in one.changes.items()})
+
+    def _pattern(self, alike: Sequence[CallEdit]) -> CallEdit | None:
+        """Return a fault in several places as one that the pattern of their layers names; None: none does."""
         sites = frozenset(site for one in alike for site in one.sites)
         changes = {site: change for one in alike for site, change in one.changes.items()}
         first = alike[0]
         kind = self._edits.everywhere(first)
         everywhere = [(call, change) for call, change in kind if is_alike(_one(call, change, first), first)]
         named = next((patch for patch in patches_of(everywhere) if patch.sites == sites), None)
-        if named is None:
-            return replace(first, sites=sites, changes=changes)
-        return replace(named, value=first.value, given=first.given, changes=changes)
+        return named and replace(named, value=first.value, given=first.given, changes=changes)
 
     def _in_words(self, place: Place) -> tuple[str, str, tuple[str, str]]:
         """Return the kind of a fault, and what both sides compute at a place, as a sentence and as code of each side.

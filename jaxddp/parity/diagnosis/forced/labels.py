@@ -1,5 +1,6 @@
 """Names for segments: faults of their calls with which these compute what the port does, on all inputs."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -168,21 +169,15 @@ def labelled(
         fault: only faults of this kind are tried; "": all.
     """
     subject = SegmentSubject(location, segments, values)
-    if len(subject.inside) > MOST_CALLS:
-        return []
-    tried: list[CallEdit] = [*(edit for one in segments for edit in one.edits), *edits.of_segments(location, subject)]
-    # Any number can be fitted to one number.
-    fitted = any(x.size > 1 for x in subject.observed(0, RANKS)["values"].values())
-    tried = [one for one in tried if fault in ("", one.change.fault)]
-    items = [one for one in tried if (like is None or is_alike(one, like)) and (fitted or one.reference is None)]
-    probe = 0, RANKS
+    tried = [one for one in _tried(location, subject, edits) if fault in ("", one.change.fault)]
+    items = [one for one in tried if like is None or is_alike(one, like)]
     try:
-        search = Search(Differences(subject, [probe]), items, FLOOR, Budget(TRIALS))
-        found, _ = confirm(subject, search.singles(), FLOOR)
+        found, _ = confirm(subject, _search(subject, items).singles(), FLOOR)
     except IMPOSSIBLE:
         return []
     fitting = [one for one in found if one.residual <= FLOOR and one.plausible and not one.idle]
     edited = {(edit.says, *edit.sites): edit for one in fitting for edit in one.items if isinstance(edit, CallEdit)}
+    edited = {key: edit for key, edit in edited.items() if edit.value is None or math.isfinite(edit.value)} or edited
     counted = Counter((edit.change.what, *edit.sites) for edit in edited.values())
     # If several numbers do the same, none of them is likely to be what was written.
     every = [edit for edit in edited.values() if counted[edit.change.what, *edit.sites] == 1]
@@ -205,6 +200,36 @@ def labelled(
     own = [edit for edit in loose if edit.sites <= mine]
     alike = {(edit.change.fault, edit.value) for edit in loose}
     return (own or last or loose)[:1] if len(alike) == 1 and loose[0].change.fault in ADDED_TO else []
+
+
+def labelled_pair(
+    location: Location, segments: Sequence[Segment], values: Sequence[ForcedValues], edits: Edits
+) -> tuple[CallEdit, ...]:
+    """Return two faults, one of them of the catalogue, with which segments compute what the port does; (): none do."""
+    subject = SegmentSubject(location, segments, values)
+    try:
+        search = _search(subject, _tried(location, subject, edits))
+        titled = [one for one in search.singles() if one.listed[0].faults[0] in FAULTS]
+        found, _ = confirm(subject, search.pairs(titled), FLOOR)
+    except IMPOSSIBLE:
+        return ()
+    pairs = [one for one in found if one.residual <= FLOOR and one.plausible and len(one.items) == 2]
+    best = min(pairs, key=lambda one: one.rank, default=None)
+    return () if best is None else tuple(item for item in best.items if isinstance(item, CallEdit))
+
+
+def _search(subject: SegmentSubject, items: Sequence[CallEdit]) -> Search:
+    return Search(Differences(subject, [(0, RANKS)]), items, FLOOR, Budget(TRIALS))
+
+
+def _tried(location: Location, subject: SegmentSubject, edits: Edits) -> list[CallEdit]:
+    """Return the faults that are tried: those by which segments were found, and those of their calls."""
+    if len(subject.inside) > MOST_CALLS:
+        return []
+    tried = [*(edit for one in subject.segments for edit in one.edits), *edits.of_segments(location, subject)]
+    # Any number can be fitted to one number.
+    fitted = any(x.size > 1 for x in subject.observed(0, RANKS)["values"].values())
+    return [one for one in tried if fitted or one.reference is None]
 
 
 def _rank(edit: CallEdit) -> tuple[int, bool]:
