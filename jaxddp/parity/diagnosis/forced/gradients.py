@@ -17,6 +17,7 @@ from jaxddp.parity.operations import Lines, SegmentText, SourceLine
 
 NEAR = 1e-10  # of cotangents, relative to the largest; measured: equal ones differ by up to 4e-14
 MOST_FAULTS = 12
+MOST_WITHIN = 100  # faults that are tried elsewhere than at the last value that differs
 STOPPED, LET_THROUGH = "stop_gradient", "gradient_not_stopped"
 
 
@@ -82,14 +83,16 @@ class GradientSearch:
         near = [edit for edit in every if self._touches(edit, consumers)]
         inside = self._consumers(self.region)
         within = [edit for edit in every if edit.reference is None and self._touches(edit, inside)]
-        for edits, part in ((near, len(self.region)), (within, len(self.region) // 2)):
+        within.sort(key=lambda edit: edit.change.fault != LET_THROUGH)
+        for edits, part in ((near, len(self.region)), (within[:MOST_WITHIN], len(self.region) // 2)):
             found = [(len(left), edit.tier, edit, left) for edit in edits for edit, left in self._tried(edit, origin)]
             least = min(found, key=lambda one: one[:2], default=None)
             if least is not None and least[0] < part:
                 self._plant(origin, least[2])
                 self.region = least[3]
                 return True
-        return self._force(origin, consumers[0])
+        passing = [number for number in consumers if self._loss.passes_gradient(number)]
+        return self._force(origin, (passing or consumers)[0])
 
     def _tried(self, edit: CallEdit, origin: int) -> Iterator[tuple[CallEdit, set[int]]]:
         """Yield an edit, with the numbers that fit a value's cotangent, and the values whose cotangents differ then."""

@@ -132,10 +132,8 @@ class TorchGraph:
     >>> loss.called(1, [np.array([1.0, 2.0, 3.0])])
     [array([2., 4., 6.], dtype=float32)]
 
-    Without parameters, nothing has a gradient but what the loss is the sum of.
-
-    >>> loss.cotangents()
-    {3: array(1., dtype=float32)}
+    >>> loss.cotangents()[1]
+    array([2., 2., 2.], dtype=float32)
     """
 
     def __init__(self, module: nn.Module, loss_fn: LossFunction, batch: Batch):
@@ -199,6 +197,10 @@ class TorchGraph:
     def has_gradient(self, index: int) -> bool:
         """Return whether a value is a parameter, or passes its gradient on to one."""
         return self._held[index].requires_grad
+
+    def passes_gradient(self, number: int) -> bool:
+        """Return whether a call passes the gradient of its result on."""
+        return number not in self._without_gradient and self.has_gradient(self.graph.outputs[number][0])
 
     def _pulled_back(
         self, number: int, cotangents: Sequence[np.ndarray | None], edits: Sequence[CallEdit]

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from jaxddp.parity.diagnosis.forced.causes import LocatedFault, located_faults
-from jaxddp.parity.diagnosis.forced.forced_values import OtherInputs
+from jaxddp.parity.diagnosis.forced.forced_values import LOSS_NEAR, OtherInputs
 from jaxddp.parity.diagnosis.forced.gradients import gradient_faults
 from jaxddp.parity.diagnosis.forced.labels import Changes, Edits
 from jaxddp.parity.diagnosis.forward.call_changes import (
@@ -167,12 +167,20 @@ class LossSearch:
         patches = [item for item in self.items if isinstance(item, CallEdit) and item.sites]
         by_reading = ReadingSearch(self.subject, reading, patches, names, inputs, self.floor, excluded)
         ways = (partial(self.by_catalogue, pairs=False), partial(self._of_many_calls, reading, words, inputs))
-        for search in (*ways, by_reading.find, *(() if faults else (self.by_catalogue,))):
+        others = () if ruling.named else (partial(self._true_elsewhere, by_reading, reading),)
+        for search in (*ways, *others, *(() if faults else (self.by_catalogue,))):
             found = search()
             if found is not None and found[0].named:
                 lines = lines_of_items(self.subject, reading, found[1], self.evidence.made)
-                return replace(found[0], lines=lines), found[1]
+                return replace(found[0], lines=lines, segments=ruling.segments), found[1]
         return ruling, named
+
+    def _true_elsewhere(self, search: ReadingSearch, reading: Reading) -> tuple[Ruling, tuple[Item, ...]] | None:
+        """Return what a search finds if the first of its names is true on other inputs, too."""
+        found = search.find()
+        if found is None or not self.subject.is_true_elsewhere(reading, found[1]):
+            return None
+        return replace(found[0], named=found[0].named[:1]), found[1]
 
     def _with_planted(self, planted: tuple[CallEdit, ...]) -> tuple[Ruling, tuple[Item, ...]]:
         """Return the ruling on further faults of the catalogue beside some."""
@@ -300,6 +308,17 @@ class LossAndGradients:
             loss = self._replay.graph(reading.step, reading.rank)
             return gradient_faults(loss, graph, Edits(loss, names, inputs))
         return []
+
+    def is_true_elsewhere(self, reading: Reading, items: Sequence[Item]) -> bool:
+        """Return whether faults give the port's loss on other inputs, too, as far as it is known there."""
+        jax, patches = reading.varied.get(TURNED), [item for item in items if isinstance(item, CallEdit)]
+        if jax is None or jax[jax.end].array is None or not np.isfinite(jax[jax.end].array).all():
+            return True
+        other = (reading.rank + 1) % len(self.ranks)
+        with contextlib.suppress(*IMPOSSIBLE):
+            loss = self._replay.loss(reading.step, other, TURNED, patches)
+            return bool(np.allclose(loss, jax[jax.end].array.sum(), rtol=LOSS_NEAR, atol=0.0))
+        return False
 
     def _other_inputs(self, reading: Reading) -> Iterator[OtherInputs]:
         """Yield the other inputs on which the port's program was run."""

@@ -167,12 +167,24 @@ class Replay:
 
     def graph(self, step: int, rank: int, way: str = "") -> TorchGraph:
         """Return the values of the loss on a replica's first micro-batch; `way`: that of `varied` parameters."""
-        module, taken = self._evidence.module, self._evidence.steps[step]
+        return TorchGraph(self._varied_module(step, way), self._evidence.loss_fn, self._first_batch(step, rank))
+
+    def loss(self, step: int, rank: int, way: str, patches: Sequence[CallEdit]) -> float:
+        """Return the loss of a replica's first micro-batch with parameters that are varied, and faults planted."""
+        batch, loss_fn = self._first_batch(step, rank), self._evidence.loss_fn
+        return float(_forward(self._varied_module(step, way), loss_fn, batch, CallTrace(patches))[0].detach())
+
+    def _first_batch(self, step: int, rank: int) -> Mapping[str, Tensor]:
+        return self._evidence.steps[step].micro_batches[rank][0]
+
+    def _varied_module(self, step: int, way: str) -> nn.Module:
+        """Return the module with a step's parameters; `way`: that in which they are varied."""
+        module = self._evidence.module
         self._load(module, step)
         if way:
             self._loaded.pop(id(module))
             load_state(module, self.varied(step, way), strict=False)
-        return TorchGraph(module, self._evidence.loss_fn, taken.micro_batches[rank][0])
+        return module
 
     def varied(self, step: int, way: str) -> dict[str, np.ndarray]:
         """Return the state before a step with parameters that are varied."""
