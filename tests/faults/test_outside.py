@@ -161,7 +161,7 @@ NEIGHBOURS: dict[str, tuple[str | None, str | None]] = {
         "return self.policy(h), self.value(h)",
         "return self.policy(h), self.value(h)",
     ),
-    "actor_critic/gradient_of_advantages": ("carried = delta + 0.99", "advantages, carried = []"),
+    "actor_critic/gradient_of_advantages": (None, ""),
     "actor_critic/advantages_not_normalised": ("advantages = jax.lax.stop_gradient(", ""),
 }
 

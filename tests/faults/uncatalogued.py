@@ -58,10 +58,16 @@ UNCATALOGUED: dict[str, Planted] = {
         model(residual=lambda x, y: x + 0.5 * y), on("convnet"), "local_loss", layer="conv3", named=("factor",)
     ),
     "swapped_layers": Planted(
-        model(normalise=lambda norm, activation, x: norm(activation(x))), on("convnet"), "local_loss", layer="bn1"
+        model(normalise=lambda norm, activation, x: norm(activation(x))),
+        on("convnet"),
+        "local_loss",
+        layer="bn1",
+        named=("call_left_out", "call_added"),
     ),
     "temperature": Planted(model(temperature=1.001), on("mlp"), "local_loss", named=("factor",)),
-    "squared_logits": Planted(lambda right: replace(right, loss=with_squared_logits), on("mlp"), "local_loss"),
+    "squared_logits": Planted(
+        lambda right: replace(right, loss=with_squared_logits), on("mlp"), "local_loss", named=("other_expression",)
+    ),
     "stopped_branch": Planted(
         model(branch=lax.stop_gradient), on("tokens"), "local_gradients", tensor="down.", named=("gradient_stopped",)
     ),
@@ -85,7 +91,7 @@ UNCATALOGUED: dict[str, Planted] = {
         ),
         on("policy"),
         "local_loss",
-        named=("other_function", "auxiliary_loss_scaled"),
+        named=("other_expression",),
     ),
     "divided_by_n_minus_2": Planted(
         lambda right: replace(right, loss=partial(policy.jax_loss, ddof=2)),

@@ -149,7 +149,7 @@ class Naming:
         call = next((one for name in names for one in self._location.loss.calls if one.site in name.sites), None)
         if call is None:
             return fault
-        lines = lines_of(self._location, fault.place, fault.text.lines, call, names[0].value)
+        lines = lines_of(self._location, fault.place, fault.text.lines, call, names[0])
         return replace(fault, names=names, call=call, text=replace(fault.text, lines=lines))
 
     def _uncovered(self, faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:

@@ -1,5 +1,6 @@
 """Describe segments for a report: their operations as text, their lines, and what each side computes there."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -8,10 +9,13 @@ import numpy as np
 from jaxddp.parity.diagnosis.forced.expressions import MOVES
 from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.locate import Location
-from jaxddp.parity.diagnosis.forward.calls import Call
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
 from jaxddp.parity.diagnosis.forward.reading import NO_TRACE
 from jaxddp.parity.graph import ARGUMENT, Graph, Node
-from jaxddp.parity.operations import Lines, SegmentText, SourceLine, readings
+from jaxddp.parity.operations import Lines, SegmentText, SourceLine, are_near, readings
+
+LEFT_OUT = ("operand_left_out", "call_left_out", "calls_left_out")  # those that say most first
+NEARBY = 40  # values before one, among which an equal one is looked for
 
 
 def text_of(location: Location, place: Sequence[Segment]) -> SegmentText:
@@ -25,19 +29,21 @@ def text_of(location: Location, place: Sequence[Segment]) -> SegmentText:
     next_of_torch, next_of_jax = place[-1].joined or place[-1].ends
     of_jax, of_torch = ([k for one in place for k in getattr(one, side)] for side in ("jax", "torch"))
     line = _last_line(torch, of_torch, next_of_torch)
-    source = torch[_source(location, place[0])]
-    is_opened = source.call != ARGUMENT and location.loss.calls[source.call].within is not None
-    if not of_jax and line is not None and line == source.line and not is_opened:
-        next_of_jax = place[0].ends[1]  # torch makes the call on the line of its input
     lines = Lines(_last_line(jax, of_jax, next_of_jax), line)
+    if of_torch and not of_jax:
+        lines = _of_call_left_out(location, place, torch[of_torch[-1]].call) or lines
     element, values = _largest_difference(location, place[-1])
     return SegmentText(tuple(_operations(jax, of_jax)), tuple(_operations(torch, of_torch)), lines, element, values)
 
 
-def lines_of(location: Location, place: Sequence[Segment], lines: Lines, call: Call, number: float | None) -> Lines:
+def lines_of(location: Location, place: Sequence[Segment], lines: Lines, call: Call, name: CallEdit) -> Lines:
     """Return the lines of a fault that has a name: torch's call, and the port's operation that has the number."""
+    if name.change.fault in LEFT_OUT:
+        number = next(n for n, one in enumerate(location.loss.calls) if one is call)
+        lines = _of_call_left_out(location, place, number) or lines
     jax = [location.jax[k] for one in place for k in (*one.jax, *(one.joined or one.ends)[1:])]
-    alike = (node.line for node in jax if number is not None and number not in NO_TRACE and _has(node, number))
+    value = name.value
+    alike = (node.line for node in jax if value is not None and value not in NO_TRACE and _has(node, value))
     return Lines(next((line for line in alike if line is not None), lines.jax), call.line or lines.torch)
 
 
@@ -47,10 +53,37 @@ def _has(node: Node, number: float) -> bool:
     return not is_compared and any(math.isclose(x, y, rel_tol=1e-9) for x in node.numbers for y in readings(number))
 
 
-def _source(location: Location, segment: Segment) -> int:
-    """Return torch's value that the port uses at the end of a segment in which it computes nothing."""
-    twins = location.alignment.twins
-    return next((k for k, twin in twins.items() if twin.jax == segment.ends[1]), segment.ends[0])
+def _of_call_left_out(location: Location, place: Sequence[Segment], number: int) -> Lines | None:
+    """Return the lines where the port would make a call in a statement of its own; None: it is in the next call's."""
+    torch, twins = location.torch, location.alignment.twins
+    node, later = torch[torch.outputs[number][0]], torch.users[torch.outputs[number][0]]
+    kept = [k for k in node.inputs if k in twins and torch[k].size == node.size]
+    if not kept or not later or torch[later[0]].line == node.line:
+        return None
+    kept.sort(key=lambda k: twins[k].jax != place[-1].ends[1])
+    after = max((one.joined or one.ends)[1] for one in place)
+    return Lines(_no_deeper(location, _used(location.jax, twins[kept[0]].jax, after), node), node.line)
+
+
+def _used(graph: Graph, index: int, after: int) -> Node:
+    """Return a value as another one uses it: of several that are equal, the one from which that is computed."""
+    waiting = [after]
+    for k in itertools.islice(waiting, NEARBY):
+        node = graph[k]
+        is_value = k != after and node.name not in MOVES and node.moments is not None
+        if is_value and are_near(node.moments, graph[index].moments):
+            return node
+        waiting += graph[k].inputs
+    return graph[index]
+
+
+def _no_deeper(location: Location, node: Node, call: Node) -> SourceLine | None:
+    """Return the line of a value of the port, or of a function's call if it is deeper in these than torch's call.
+
+    Depths count from the functions that end the losses.
+    """
+    ends = len(location.jax[location.jax.end].callers) - len(location.torch[location.torch.end].callers)
+    return (node.line, *node.callers)[max(0, len(node.callers) - len(call.callers) - ends)]
 
 
 def _last_line(graph: Graph, indices: Sequence[int], after: int) -> SourceLine | None:

@@ -85,8 +85,10 @@ def forced_values_on(location: "Location", alignment: Alignment, other: OtherInp
 def _argument(location: "Location", index: int, other: OtherInputs, port: PortValues) -> Any:
     """Return an argument on other inputs; what torch draws, and keeps as a constant, is the port's."""
     node, twin = location.torch[index], location.alignment.twins.get(index)
-    array = other.arguments.get(node.name, node.array)
-    return array if twin is None or node.name in other.arguments else port.array(twin, node.array)
+    if node.name in other.arguments:
+        return other.arguments[node.name]
+    varies = node.moments is not None and node.moments.least != node.moments.largest
+    return port.array(twin, node.array) if twin is not None and varies else node.array
 
 
 def _edges(location: "Location", alignment: Alignment, port: PortValues) -> dict[tuple[int, int], np.ndarray]:
@@ -105,13 +107,13 @@ def unedited(location: "Location") -> Alignment:
 
 def with_names(location: "Location", place: "Sequence[Segment]", names: Sequence[CallEdit]) -> Alignment:
     """Return what is forced, with faults in place of what is forced at a place."""
-    changed, site = unedited(location), {call.site: n for n, call in enumerate(location.loss.calls)}
+    changed = unedited(location)
     for one in place:
         changed.forced.pop(one.ends[0], None)
         changed.edges.pop((one.ends[0], one.call), None)
         changed.edits.pop(one.call, None)
     for name in names:
-        for number in {site[one] for one in name.sites if one in site}:
+        for number in (n for n, call in enumerate(location.loss.calls) if call.site in name.sites):
             others = [edit for edit in changed.edits.get(number, ()) if edit.change.what != name.change.what]
             changed.edits[number] = (*others, name)
     return changed

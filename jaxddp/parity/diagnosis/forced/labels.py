@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxddp.parity.catalogue import FAULTS
+from jaxddp.parity.diagnosis.forced.describe import LEFT_OUT
 from jaxddp.parity.diagnosis.forced.forced_values import ForcedValues
 from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.locate import Location
@@ -36,7 +37,6 @@ TRIALS = 4000  # of a segment
 MOST_CALLS = 12  # of a segment that gets a name
 MOST_PAIRS = 8  # of the port's numbers that are tried two at a time
 ADDED_TO = ("call_added", "factor", "addend")
-LEFT_OUT = ("operand_left_out", "call_left_out", "calls_left_out")  # those that say most first
 LAYERS = re.compile(r"\b[A-Za-z_]\w*(?:\.\w+)+")  # names such as blocks.0.norm
 Changes = Callable[[Call], Iterable[Change]]
 
@@ -176,7 +176,8 @@ def labelled(
     except IMPOSSIBLE:
         return []
     fitting = [one for one in found if one.residual <= FLOOR and one.plausible and not one.idle]
-    edited = {(edit.says, *edit.sites): edit for one in fitting for edit in one.items if isinstance(edit, CallEdit)}
+    edits_found = [edit for one in fitting for edit in one.items if isinstance(edit, CallEdit)]
+    edited = {(edit.says, *edit.sites): edit for edit in sorted(edits_found, key=lambda edit: edit.given)}
     edited = {key: edit for key, edit in edited.items() if edit.value is None or math.isfinite(edit.value)} or edited
     counted = Counter((edit.change.what, *edit.sites) for edit in edited.values())
     # If several numbers do the same, none of them is likely to be what was written.
@@ -186,6 +187,11 @@ def labelled(
         return in_order
     if titled := [edit for edit in every if edit.change.fault in FAULTS]:
         return titled
+    # 1 * x is equal to x: the segment may end before it.
+    of_port = {k for one in segments for k in (*one.jax, *location.jax.users[one.ends[1]])}
+    numbers = {x for k in of_port for x in location.jax[k].numbers}
+    if stated := [edit for edit in every if edit.change.fault == "number" and edit.given and edit.value in numbers]:
+        return stated
     for fault in LEFT_OUT:  # what a call is given does the same as any function that returns it
         if absent := [edit for edit in every if edit.change.fault == fault]:
             return absent
@@ -194,8 +200,8 @@ def labelled(
     if len(loose) < 2:
         return best
     # What is added to a result, or to an operand of the next call, is the same.
-    ends = {location.loss.calls[one.call].site for one in segments if one.call != ARGUMENT}
-    last = [edit for edit in loose if edit.sites <= ends and edit.change.fault != "other_operand"]
+    later = {location.loss.calls[one.call].site for one in segments if one.call != ARGUMENT}
+    last = [edit for edit in loose if edit.sites <= later and edit.change.fault != "other_operand"]
     mine = {location.loss.calls[location.torch[k].call].site for one in segments for k in one.torch}
     own = [edit for edit in loose if edit.sites <= mine]
     alike = {(edit.change.fault, edit.value) for edit in loose}

@@ -84,7 +84,7 @@ class CallTrace(TorchFunctionMode):
                 return opened_attention(func)(*args, **kwargs)
         site = name, self._counter[name]
         self._counter[name] += 1
-        if self._opens and name in OPENED:
+        if self._opens and name in OPENED and site not in self._patches:
             result = OPENED[name](partial(self._inner, site, site[1]), *args, **kwargs)
             if result is not None:
                 return result

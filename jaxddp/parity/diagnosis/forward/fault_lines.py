@@ -59,8 +59,8 @@ def _lines_of_edit(
         with_all: the calls with all faults planted.
     """
     fault = item.change.fault
-    sites = item.change.also if fault == "call_moved" and item.change.also else item.sites  # where it is moved to
-    index = next(k for k, call in enumerate(calls) if call.site in sites)
+    sites = frozenset(item.change.also) if fault == "call_moved" and item.change.also else item.sites  # moved to there
+    index = next(k for k, call in enumerate(calls) if not sites.isdisjoint((call.site, call.within)))
     call = calls[index]
     outside = of_call = fault in OF_CALLS and call.within is None
     planted = program_of(with_all)
