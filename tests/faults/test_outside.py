@@ -144,10 +144,12 @@ NEIGHBOURS: dict[str, tuple[str | None, str | None]] = {
     "gpt/last_rate": ("return LR * jnp.where(count < WARMUP", ""),
     "encoder/rates_reversed": ("optax.partition(", "torch.optim.Adam(groups"),
     "encoder/squared_decay": ("optax.partition(", ""),
+    "recurrent/forget_bias": ("", "one, (h, c) = self.lstm(first)"),
     "recurrent/gate_order": ("c = jax.nn.sigmoid(f) * c", ""),
     "recurrent/reset_before_product": ("r_h, z_h, n_h = jnp.split(", ""),
     "recurrent/not_turned_back": ('return both @ params["tags"]', ""),
     "recurrent/read_forwards_twice": ("r, z = jax.nn.sigmoid(", ""),
+    "recurrent/state_not_stopped": ("c = jax.nn.sigmoid(f) * c", ""),
     "recurrent/clip_by_value": (MEAN, ""),
     "recurrent/decay_after_update": ("jax_optimizer = optax.adam(LR)", ""),
     "recurrent/biases_not_averaged": ("", None),
@@ -157,13 +159,14 @@ NEIGHBOURS: dict[str, tuple[str | None, str | None]] = {
     "actor_critic/discount": ("carried = delta + 0.95", ""),
     "actor_critic/dones_a_step_early": ("deltas = rewards + 0.99", ""),
     "actor_critic/last_value_left_out": (GAE, ""),
-    "actor_critic/gradient_of_returns": (
-        "return self.policy(h), self.value(h)",
-        "return self.policy(h), self.value(h)",
-    ),
-    "actor_critic/gradient_of_advantages": (None, ""),
+    "actor_critic/gradient_of_returns": ("value_loss = optax.huber_loss(", "value_loss = F.smooth_l1_loss("),
+    "actor_critic/gradient_of_advantages": ("advantages = (advantages", "advantages = (advantages"),
     "actor_critic/advantages_not_normalised": ("advantages = jax.lax.stop_gradient(", ""),
 }
+
+
+# Faults that are said as code, without all of the exam's words: expressions that the code has.
+SAID = {"vae/floor_after_mean": (r"maximum\(\(sum\(divergence\) / 8\), 0.125\)", r"clamp\(divergence, min=0.125\)")}
 
 
 @pytest.mark.one_in(125, first=2)
@@ -174,7 +177,10 @@ def test_a_fault_is_named_where_it_first_shows_with_its_lines(label: str, pair: 
     report = check(path, world_size=WORLD_SIZE, steps=STEPS[fault.port], numerics=False, workers=pair)
     causes = [one.cause for one in report.differences if one.cause is not None]
     assert causes and not report.problems, str(report)
-    assert all(fault.named_by("; ".join(cause.says)) for cause in causes), str(report)
+    if label in SAID:
+        assert all(re.search(code, causes[0].says[0]) for code in SAID[label]), str(report)
+    else:
+        assert all(fault.named_by("; ".join(cause.says)) for cause in causes), str(report)
     first = min(report.differences, key=lambda one: ORDER.index(one.stage))
     assert (first.stage, first.step) == (fault.stage, fault.step)
     quotes, other = (causes[0].jax, causes[0].torch), NEIGHBOURS.get(label, ("", ""))
@@ -187,7 +193,7 @@ def test_a_fault_is_named_where_it_first_shows_with_its_lines(label: str, pair: 
 
 
 def test_most_faults_are_quoted_by_their_own_lines() -> None:
-    assert NEIGHBOURS.keys() <= OUTSIDE.keys()
+    assert NEIGHBOURS.keys() <= OUTSIDE.keys() and SAID.keys() <= OUTSIDE.keys()
     assert len(NEIGHBOURS) <= 0.25 * len(OUTSIDE)  # measured: 27 of 125
 
 

@@ -173,7 +173,8 @@ class Aligner:
         given = [(replaced or {}).get(k, self._given(alignment, k, number)) for k in inputs]
         try:
             if number not in self.opaque:
-                return self.loss.called(number, given, alignment.edits.get(number, ()))
+                edits = alignment.edits.get(number, ())
+                return self.loss.called(number, given, edits, self.loss.earlier(alignment.arrays, number))
         except IMPOSSIBLE:
             if replaced:
                 raise

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from jaxddp.parity.catalogue import FAULTS
 from jaxddp.parity.diagnosis.forced.describe import lines_of, text_of
 from jaxddp.parity.diagnosis.forced.expressions import Expressions
-from jaxddp.parity.diagnosis.forced.forced_values import OtherInputs, forced_values, holds, unedited, with_names
+from jaxddp.parity.diagnosis.forced.forced_values import (
+    OtherInputs,
+    collapses,
+    forced_values,
+    holds,
+    unedited,
+    with_names,
+)
 from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.labels import FLOOR, Changes, Edits, is_alike, labelled, labelled_pair, of_any_layer
 from jaxddp.parity.diagnosis.forced.locate import Location, places_of
@@ -23,6 +30,7 @@ from jaxddp.parity.operations import SegmentText
 MOST_COVERING = 6  # faults whose names are tried on others
 NEARBY = 4  # faults after one, of which one may be a part of it
 MOST_OPERATIONS = 24  # of the port, in such a segment
+MAY_COLLAPSE = ("factor", "addend", "other_operand", "call_added")  # faults that explain anything if values vanish
 MOST_NAMES = 3  # of a segment, if a run cannot tell them apart
 LONGEST = 240  # characters of what both sides compute, if it stands in place of a name
 MOST_CALLS = 8  # of torch, in a segment that is named by what both sides compute
@@ -207,7 +215,9 @@ class Naming:
             found += labelled(self._location, place, self._values, self._edits, like)[: 1 if like else MOST_NAMES]
         for name in found:
             planted = with_names(self._location, place, [name])
-            if all(holds(self._location, planted, other) for other in self._others):
+            if not all(holds(self._location, planted, other) for other in self._others):
+                continue
+            if name.change.fault not in MAY_COLLAPSE or not collapses(self._location, planted):
                 yield self._together([name])
 
     def _together(self, alike: Sequence[CallEdit]) -> CallEdit:

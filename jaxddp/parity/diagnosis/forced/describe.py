@@ -15,6 +15,7 @@ from jaxddp.parity.graph import ARGUMENT, Graph, Node
 from jaxddp.parity.operations import Lines, SegmentText, SourceLine, are_near, readings
 
 LEFT_OUT = ("operand_left_out", "call_left_out", "calls_left_out")  # those that say most first
+OF_ARGUMENTS = ("number", "other_index", "other_axis", "other_option")
 NEARBY = 40  # values before one, among which an equal one is looked for
 
 
@@ -43,6 +44,8 @@ def lines_of(location: Location, place: Sequence[Segment], lines: Lines, call: C
         lines = _of_call_left_out(location, place, number) or lines
     jax = [location.jax[k] for one in place for k in (*one.jax, *(one.joined or one.ends)[1:])]
     value = name.value
+    if name.change.fault in OF_ARGUMENTS and value is None:  # the port's first operation has it
+        lines = Lines(next((node.line for node in jax if node.line is not None), lines.jax), lines.torch)
     alike = (node.line for node in jax if value is not None and value not in NO_TRACE and _has(node, value))
     return Lines(next((line for line in alike if line is not None), lines.jax), call.line or lines.torch)
 
@@ -54,7 +57,7 @@ def _has(node: Node, number: float) -> bool:
 
 
 def _of_call_left_out(location: Location, place: Sequence[Segment], number: int) -> Lines | None:
-    """Return the lines where the port would make a call in a statement of its own; None: it is in the next call's."""
+    """Return the lines where the port would make a call, if the reference uses its result in another statement."""
     torch, twins = location.torch, location.alignment.twins
     node, later = torch[torch.outputs[number][0]], torch.users[torch.outputs[number][0]]
     kept = [k for k in node.inputs if k in twins and torch[k].size == node.size]

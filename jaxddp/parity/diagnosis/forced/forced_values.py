@@ -87,8 +87,25 @@ def _argument(location: "Location", index: int, other: OtherInputs, port: PortVa
     node, twin = location.torch[index], location.alignment.twins.get(index)
     if node.name in other.arguments:
         return other.arguments[node.name]
-    varies = node.moments is not None and node.moments.least != node.moments.largest
-    return port.array(twin, node.array) if twin is not None and varies else node.array
+    if node.moments is None or node.moments.least == node.moments.largest:
+        return node.array
+    if twin is not None:
+        return port.array(twin, node.array)
+    kept = node.array != 0  # the port may have a mask of dropout without its factor
+    twin = location.aligner.twin_of(kept) if (node.array[kept] == node.moments.largest).all() else None
+    return node.array if twin is None else port.array(twin, kept) * node.moments.largest
+
+
+def collapses(location: "Location", alignment: Alignment) -> bool:
+    """Return whether a value is one number with some faults, and several without: so do many other faults."""
+    changed = location.aligner.follow(alignment.copy(), set(alignment.edits))
+    for k, node in enumerate(location.torch):
+        x, y = node.array, changed.arrays.get(k)
+        if x is None or y is None or x.dtype.kind != "f" or x.size < 2:
+            continue
+        if np.ptp(x) > 0 and y.size and not np.ptp(y) > 0:
+            return True
+    return False
 
 
 def _edges(location: "Location", alignment: Alignment, port: PortValues) -> dict[tuple[int, int], np.ndarray]:

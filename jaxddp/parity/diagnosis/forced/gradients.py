@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from jaxddp.parity.diagnosis.forced.align import PortValues, Twin
-from jaxddp.parity.diagnosis.forced.causes import LocatedFault
+from jaxddp.parity.diagnosis.forced.causes import MOST_NAMES, LocatedFault
 from jaxddp.parity.diagnosis.forced.labels import Edits
 from jaxddp.parity.diagnosis.forced.layouts import Layouts, equal
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
@@ -56,9 +56,9 @@ class GradientSearch:
 
     def __init__(self, loss: TorchGraph, jax: Graph):
         self._loss, self._torch, self._jax = loss, loss.graph, jax
-        port, trained = PortValues(jax, Layouts()), _with_gradients(jax)
+        self._port, trained = PortValues(jax, Layouts()), _with_gradients(jax)
         self._twins = {
-            k: [*port.twins_of(node.array, trained)] if loss.has_gradient(k) else []
+            k: [*self._port.twins_of(node.array, trained)] if loss.has_gradient(k) else []
             for k, node in enumerate(self._torch)
             if _is_float(node.array)
         }
@@ -84,12 +84,14 @@ class GradientSearch:
         inside = self._consumers(self.region)
         within = [edit for edit in every if edit.reference is None and self._touches(edit, inside)]
         within.sort(key=lambda edit: edit.change.fault != LET_THROUGH)
-        for edits, part in ((near, len(self.region)), (within[:MOST_WITHIN], len(self.region) // 2)):
-            found = [(len(left), edit.tier, edit, left) for edit in edits for edit, left in self._tried(edit, origin)]
-            least = min(found, key=lambda one: one[:2], default=None)
-            if least is not None and least[0] < part:
-                self._plant(origin, least[2])
-                self.region = least[3]
+        for edits, most in ((near, len(self.region)), (within[:MOST_WITHIN], len(self.region) // 2)):
+            tried = [(len(left), edit.tier, edit, left) for edit in edits for edit, left in self._tried(edit, origin)]
+            tried = [one for one in tried if one[0] < most]
+            if tried:
+                least = min(one[:2] for one in tried)
+                best = [(edit, left) for *rank, edit, left in tried if (*rank,) == least][:MOST_NAMES]
+                self._plant(origin, [edit for edit, _ in best])
+                self.region = best[0][1]
                 return True
         passing = [number for number in consumers if self._loss.passes_gradient(number)]
         return self._force(origin, (passing or consumers)[0])
@@ -100,11 +102,12 @@ class GradientSearch:
             if (found := self._with(fitted)) is not None:
                 yield fitted, self._differing(found)
 
-    def _plant(self, origin: int, edit: CallEdit) -> None:
-        self._planted = self._planted_with(edit)
-        number = self._numbers(edit)[-1]
-        text = self._text(origin, number, edit.change.fault)
-        self.faults.append(LocatedFault((edit,), edit.change.fault, edit.says, text, self._loss.calls[number]))
+    def _plant(self, origin: int, edits: Sequence[CallEdit]) -> None:
+        """Add a fault that one of several edits explains, and plant the first."""
+        self._planted = self._planted_with(edits[0])
+        fault, number = edits[0].change.fault, self._numbers(edits[0])[-1]
+        text = self._text(origin, number, fault)
+        self.faults.append(LocatedFault((*edits,), fault, edits[0].says, text, self._loss.calls[number]))
 
     def _force(self, origin: int, consumer: int) -> bool:
         """Force the cotangent of a value; return whether fewer differ then."""
@@ -199,8 +202,8 @@ class GradientSearch:
         later = self._torch.outputs[number]
         while later and (set(later) <= {origin} or self._values_alike(later[0], origin)):
             later = self._torch.users[later[0]]
-        lines = [self._jax[twin.jax].line for k in later for twin in self._twins.get(k, ())]
-        return next((line for line in lines if line is not None), None)
+        alike = [twin.jax for k in later for twin in self._port.twins_of(self._torch[k].array)]
+        return next((self._jax[k].line for k in reversed(alike) if self._jax[k].line is not None), None)
 
     def _values_alike(self, index: int, origin: int) -> bool:
         return {twin.jax for twin in self._twins.get(index, ())} == {twin.jax for twin in self._twins[origin]}

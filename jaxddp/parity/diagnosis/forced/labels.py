@@ -26,6 +26,7 @@ from jaxddp.parity.diagnosis.forward.several_calls import (
     numbers_together,
     with_gradient,
 )
+from jaxddp.parity.diagnosis.forward.sites import patches_of
 from jaxddp.parity.diagnosis.forward.substitutes import substitutes
 from jaxddp.parity.diagnosis.search.fault_search import Search, confirm
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Budget, Differences
@@ -83,7 +84,9 @@ class Edits:
     def of_gradients(self) -> Iterator[CallEdit]:
         """Yield faults of the gradients that calls pass on."""
         changes = [(call, change) for call in self.loss.calls for change in edits_of_gradients(call, self.words)]
-        yield from map(single, changes)
+        passed = [one for one in changes if one[1].fault == "gradient_not_stopped"]
+        yield from patches_of(passed)  # several states may be detached together
+        yield from (single(one) for one in changes if one[1].fault != "gradient_not_stopped")
         for begin, end in blocks_without_gradients(self.loss.recorded):
             inside = {id(call) for call in self.loss.recorded[begin:end]}
             block = {number for number, call in enumerate(self.loss.calls) if id(call) in inside}

@@ -177,7 +177,7 @@ class TorchGraph:
 
         Args:
             edits: number of a call -> the faults that are planted in it, of its gradient only.
-            forced: index of a value -> another cotangent in place of its own.
+            forced: index of a value -> the cotangent that it is given.
 
         Raises:
             One of `fit.IMPOSSIBLE`: a call cannot be made again.

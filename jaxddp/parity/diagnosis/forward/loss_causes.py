@@ -192,7 +192,8 @@ class LossSearch:
         """Return the ruling by a fault of the catalogue that no call shows alone, if there is one; else as it is."""
         if min(item.tier for item in named) == 0:
             return ruling, named
-        of_all = [item for item in self.items if not isinstance(item, CallEdit) or not _is_of_a_call(item.change)]
+        of_gradients = not ruling.segments
+        of_all = [item for item in self.items if of_gradients or not _is_of_a_call(item)]
         by_all, planted = find_faults(self.subject, of_all, self.probe, self.floor, self.replays, pairs=False)
         return (replace(by_all, lines=ruling.lines), planted) if by_all.named else (ruling, named)
 
@@ -206,9 +207,11 @@ class LossSearch:
         return find_faults(self.subject, edits, self.probe, self.floor, self.replays, pairs=False)
 
 
-def _is_of_a_call(change: Change) -> bool:
+def _is_of_a_call(item: Item) -> bool:
     """Return whether a fault is one that a call shows alone; a fitted number needs more than one loss."""
-    return not (change.lockstep or change.counts or change.reference is not None)
+    if not isinstance(item, CallEdit):
+        return False
+    return not (item.change.lockstep or item.change.counts or item.change.reference is not None)
 
 
 def _is_finite(subject: "LossAndGradients", reading: Reading) -> bool:

@@ -94,7 +94,7 @@ def edits_of_gradients(call: Call, names: Mapping[int, str]) -> Iterator[Change]
     if call.name == "detach":
         where = names.get(id(call.args[0]), "")
         what = f"the gradient is not stopped{f' at {where}' if where else ''}"
-        yield Change("gradient_not_stopped", what, argument(0), tier=3)
+        yield Change("gradient_not_stopped", what, argument(0), group="the gradient is not stopped", tier=3)
     elif call.name == "_set_grad_enabled" and call.args == (False,):
         yield Change("gradient_not_stopped", "the gradient is not stopped", with_argument(0, operator.not_), tier=3)
     for position, x in enumerate(call.args):
