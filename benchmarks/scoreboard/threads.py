@@ -25,6 +25,7 @@ from jaxddp.parity.report.report import Report
 from jaxddp.parity.workers import Workers
 
 WORLD_SIZE = 2
+EXPRESSION = "other_expression"
 VERDICTS = Path("tests/faults/threads/verdicts.json")
 ABOUT = ("date", "hardware", "python", "jax", "flax", "optax", "torch")
 COLUMNS = ("thread", "seen", "found there", "the check says", "cause")
@@ -111,12 +112,18 @@ def stated(thread: Any, score: Score) -> str:
 
 
 def agreement(thread: Any, score: Score) -> str:
-    """Compare the check's answer with the thread's: "same", "another", "none" or "open"."""
+    """Compare the check's answer with the thread's: "same", "another", "none" or "open".
+
+    What both sides compute at a place is no cause; it is the same if it has the thread's words.
+    """
     if thread.outcome == "open":
         return "open"
     if thread.outcome == "mistake":
         return "same" if score.verdict == "equal" else "another"
-    return "same" if score.named or stated(thread, score) else "another" if score.wrong else "none"
+    if score.named or stated(thread, score):
+        return "same"
+    is_name = any(name != EXPRESSION for names in score.said for name in names)
+    return "another" if score.wrong and is_name else "none"
 
 
 def score_from(name: str, thread: Any, verdict: Mapping[str, Any]) -> Score:

@@ -133,7 +133,7 @@ THREADS: dict[str, Thread] = {
         (),
         (in_torch("x = self.embed(tokens)\n", ROTARY_TORCH), in_jax("x = self.embed(tokens)\n", ROTARY_JAX)),
         note="positions from 1000 on, and a table that multiplies in place of a rotation",
-        words=("computes in bfloat16 at jax_half.py",),
+        words=("cos(bfloat16(angles))",),
     ),
     "log_softmax_in_bfloat16": Thread(
         ("google/flax#677",),
