@@ -19,7 +19,7 @@ from jaxddp.parity.diagnosis.forward.candidates import LOOSE, edits_of_inputs, i
 from jaxddp.parity.diagnosis.forward.combining import exchanged
 from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments
 from jaxddp.parity.diagnosis.forward.reading import MOST_NUMBERS, NO_TRACE
-from jaxddp.parity.diagnosis.forward.rewiring import ADDED, edits_of_connections, edits_of_gradients, moved
+from jaxddp.parity.diagnosis.forward.rewiring import ADDED, edits_of_connections, edits_of_gradients, left_out, moved
 from jaxddp.parity.diagnosis.forward.several_calls import (
     blocks_without_gradients,
     chains_left_out,
@@ -78,8 +78,10 @@ class Edits:
         )
 
     def of_inputs(self) -> Iterator[CallEdit]:
-        """Yield faults of how entries of the batch are taken."""
-        yield from edits_of_inputs(self.loss.calls, self.words, self.inputs)
+        """Yield faults of how entries of the batch are taken, and of the direction of recurrent layers."""
+        calls = self.loss.calls
+        yield from edits_of_inputs(calls, self.words, self.inputs)
+        yield from patches_of((call, one) for call in calls for one in left_out(call) if one.setting)
 
     def of_gradients(self) -> Iterator[CallEdit]:
         """Yield faults of the gradients that calls pass on."""
@@ -130,7 +132,8 @@ class Edits:
         inside = [n for n in inside if calls[n].name != WRITTEN]
         yield from (one for n in inside for one in self._own(n))
         yield from ((calls[n], one) for n in inside for one in numbers_together(calls[n], numbers[:MOST_PAIRS]))
-        yield from edits_of_connections(calls, inside, primitives, self.words)
+        connections = edits_of_connections(calls, inside, primitives, self.words)
+        yield from ((call, change) for call, change in connections if not change.setting)  # those are of two calls
         yield from chains_left_out(calls, inside, self.words)
         yield from ((calls[n], change) for n in inside for change in substitutes(calls, n, self.words))
 
@@ -185,7 +188,7 @@ def labelled(
     counted = Counter((edit.change.what, *edit.sites) for edit in edited.values())
     # If several numbers do the same, none of them is likely to be what was written.
     every = [edit for edit in edited.values() if counted[edit.change.what, *edit.sites] == 1]
-    ordered = {edit for one in segments for edit in one.edits if edit.change.also}
+    ordered = {edit for one in segments for edit in one.edits if edit.change.also or edit.change.setting}
     if in_order := [edit for edit in every if edit in ordered]:  # it was found in all places
         return in_order
     if titled := [edit for edit in every if edit.change.fault in FAULTS]:

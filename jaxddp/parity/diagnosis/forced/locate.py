@@ -37,7 +37,7 @@ class CallEdits(Protocol):
         """Return those of when a call is made."""
 
     def of_inputs(self) -> Iterable[CallEdit]:
-        """Return those of how entries of the batch are taken, each at all of its calls."""
+        """Return those of the batch and of directions, each at all of its calls."""
 
 
 class Location:

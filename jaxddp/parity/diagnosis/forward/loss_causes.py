@@ -2,8 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,6 @@ from jaxddp.parity.diagnosis.forward.call_changes import (
     weights_not_counted,
 )
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
-from jaxddp.parity.diagnosis.forward.candidates import edits_of_inputs, edits_of_layers, in_words
 from jaxddp.parity.diagnosis.forward.clamps import chosen_term, clamps
 from jaxddp.parity.diagnosis.forward.combined import (
     Combination,
@@ -36,18 +33,16 @@ from jaxddp.parity.diagnosis.forward.combined import (
     counts_of,
     reference_combination,
 )
-from jaxddp.parity.diagnosis.forward.fault_lines import lines_of_items
 from jaxddp.parity.diagnosis.forward.layout import flattened_axes, kernel_axes, same_padding
-from jaxddp.parity.diagnosis.forward.located_causes import ruling_on
+from jaxddp.parity.diagnosis.forward.loss_search import LossSearch
 from jaxddp.parity.diagnosis.forward.precision import reduced_precision
 from jaxddp.parity.diagnosis.forward.reading import Reading, parted_with
-from jaxddp.parity.diagnosis.forward.reading_search import Planted, ReadingSearch
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
 from jaxddp.parity.diagnosis.forward.sites import beginning_in, between, patches_of
 from jaxddp.parity.diagnosis.forward.statistics import deviation, fast_variance
 from jaxddp.parity.diagnosis.micro_batches import STALE as STALE_PARAMETERS
 from jaxddp.parity.diagnosis.search.decide import Ruling
-from jaxddp.parity.diagnosis.search.fault_search import find_faults, worst_rank
+from jaxddp.parity.diagnosis.search.fault_search import worst_rank
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Item, Stages, residual_at
 from jaxddp.parity.varied import WAYS
 
@@ -117,101 +112,6 @@ def search_model(
     items = [item for item in items if excluded.isdisjoint(item.faults)]
     search = LossSearch(subject, evidence, items, (step, (rank,)), floor, replays, leading)
     return search.by_catalogue() if reading is None else search.with_reading(reading, excluded)
-
-
-@dataclass(frozen=True)
-class LossSearch:
-    """Search for the faults of a loss.
-
-    Attributes:
-        subject: the losses and gradients of all steps.
-        evidence: the reference's loss, and JAX's steps.
-        items: faults of the catalogue.
-        probe: step and replica on which faults are tried first.
-        floor: the largest residual that counts as rounding.
-        replays: most replays.
-        leading: see `find_faults`.
-    """
-
-    subject: "LossAndGradients"
-    evidence: ModelEvidence
-    items: Sequence[Item]
-    probe: tuple[int, tuple[int, ...]]
-    floor: float
-    replays: int
-    leading: Sequence[Item] | None
-
-    def by_catalogue(self, pairs: bool = True) -> tuple[Ruling, tuple[Item, ...]]:
-        """Return the ruling on the faults of the catalogue, and on pairs of these."""
-        tried = self.subject, self.items, self.probe, self.floor, self.replays
-        return find_faults(*tried, self.leading, self.evidence.thrifty, pairs)
-
-    def with_reading(self, reading: Reading, excluded: frozenset[str]) -> tuple[Ruling, tuple[Item, ...]]:
-        """Return the ruling where the port's program is known.
-
-        Args:
-            reading: the program.
-            excluded: faults that are not tried.
-        """
-        module, steps = self.evidence.module, self.evidence.steps
-        names = {id(parameter): name for name, parameter in module.named_parameters()}
-        inputs = {id(x): name for name, x in steps[reading.step].micro_batches[reading.rank][0].items()}
-        words = {**inputs, **names}
-        faults = self.subject.located(reading, words, inputs)
-        faults = faults or self.subject.located_gradients(reading, words, inputs)
-        ruling, named = Ruling((), None), tuple[Item, ...]()
-        if faults:
-            ruling, named = ruling_on(faults, self.subject, reading, self.evidence.made, self.floor, self._with_planted)
-            if named:
-                return self._with_title(ruling, named)
-        patches = [item for item in self.items if isinstance(item, CallEdit) and item.sites]
-        by_reading = ReadingSearch(self.subject, reading, patches, names, inputs, self.floor, excluded)
-        ways = (partial(self.by_catalogue, pairs=False), partial(self._of_many_calls, reading, words, inputs))
-        others = () if ruling.named else (partial(self._true_elsewhere, by_reading, reading),)
-        for search in (*ways, *others, *(() if faults else (self.by_catalogue,))):
-            found = search()
-            if found is not None and found[0].named:
-                lines = lines_of_items(self.subject, reading, found[1], self.evidence.made)
-                return replace(found[0], lines=lines, segments=ruling.segments), found[1]
-        return ruling, named
-
-    def _true_elsewhere(self, search: ReadingSearch, reading: Reading) -> tuple[Ruling, tuple[Item, ...]] | None:
-        """Return what a search finds if the first of its names is true on other inputs, too."""
-        found = search.find()
-        if found is None or not self.subject.is_true_elsewhere(reading, found[1]):
-            return None
-        return replace(found[0], named=found[0].named[:1]), found[1]
-
-    def _with_planted(self, planted: tuple[CallEdit, ...]) -> tuple[Ruling, tuple[Item, ...]]:
-        """Return the ruling on further faults of the catalogue beside some."""
-        others = [item for item in self.items if not any(item.excludes(one) for one in planted)]
-        subject = Planted(self.subject, planted)
-        return find_faults(subject, others, self.probe, self.floor, self.replays, None, self.evidence.thrifty, False)
-
-    def _with_title(self, ruling: Ruling, named: tuple[Item, ...]) -> tuple[Ruling, tuple[Item, ...]]:
-        """Return the ruling by a fault of the catalogue that no call shows alone, if there is one; else as it is."""
-        if min(item.tier for item in named) == 0:
-            return ruling, named
-        of_gradients = not ruling.segments
-        of_all = [item for item in self.items if of_gradients or not _is_of_a_call(item)]
-        by_all, planted = find_faults(self.subject, of_all, self.probe, self.floor, self.replays, pairs=False)
-        return (replace(by_all, lines=ruling.lines), planted) if by_all.named else (ruling, named)
-
-    def _of_many_calls(
-        self, reading: Reading, words: Mapping[int, str], inputs: Mapping[int, str]
-    ) -> tuple[Ruling, tuple[Item, ...]]:
-        """Return the ruling on how the batch is taken, and on layers that were opened."""
-        calls = self.subject.calls(reading.step, reading.rank, reads=True)
-        words = in_words(calls, words)
-        edits = [*edits_of_inputs(calls, words, inputs), *edits_of_layers(calls, words)]
-        return find_faults(self.subject, edits, self.probe, self.floor, self.replays, pairs=False)
-
-
-def _is_of_a_call(item: Item) -> bool:
-    """Return whether a fault is one that a call shows alone; a fitted number needs more than one loss."""
-    if not isinstance(item, CallEdit):
-        return False
-    return not (item.change.lockstep or item.change.counts or item.change.reference is not None)
 
 
 def _is_finite(subject: "LossAndGradients", reading: Reading) -> bool:

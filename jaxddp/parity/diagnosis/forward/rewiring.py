@@ -69,7 +69,7 @@ def edits_of_connections(
         call = calls[index]
         operands = _operands(call, names)
         own = (
-            _left_out(call),
+            left_out(call),
             _only_one(call, operands),
             _reordered(call, names),
             _scaled(call, operands),
@@ -122,7 +122,7 @@ def _operands(call: Call, names: Mapping[int, str]) -> Operands:
     return [(k, name if every.count(name) == 1 and name else f"{name} (operand {k + 1})".lstrip()) for k, name in given]
 
 
-def _left_out(call: Call) -> Iterator[Change]:
+def left_out(call: Call) -> Iterator[Change]:
     """Yield no call: its first argument instead of its result."""
     if _keeps_shape(call):
         by = "".join(f" by {x:.4g}" for x in call.args[1:2] if isinstance(x, int | float) and call.name in OPERANDS)
