@@ -102,10 +102,10 @@ class Naming:
         self._values = [forced_values(location)]
         # What is forced elsewhere may be another value of the port on other inputs; then they show nothing.
         alone = len(location.segments) == 1
-        there = [other for other in others if holds(location, unedited(location), other)]
-        self._others = [*others] if alone else there
+        telling = [inputs for inputs in others if holds(location, unedited(location), inputs)]
+        self._others = [*others] if alone else telling
         # Of values that are equal here and not there, the port may use another one than the expressions say.
-        self._is_certain = not alone or len(there) == len(others)
+        self._is_certain = not alone or len(telling) == len(others)
         self._expressions = Expressions(location)
 
     def faults(self) -> Iterator[LocatedFault]:

@@ -1,5 +1,6 @@
 """Lines of both programs at which a fault of the loss is."""
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -60,7 +61,8 @@ def _lines_of_edit(
     """
     fault = item.change.fault
     sites = frozenset(item.change.also) if fault == "call_moved" and item.change.also else item.sites  # moved to there
-    index = next(k for k, call in enumerate(calls) if not sites.isdisjoint((call.site, call.within)))
+    own = (k for k, call in enumerate(calls) if call.site in sites)
+    index = next(itertools.chain(own, (k for k, call in enumerate(calls) if call.within in sites)))
     call = calls[index]
     outside = of_call = fault in OF_CALLS and call.within is None
     planted = program_of(with_all)

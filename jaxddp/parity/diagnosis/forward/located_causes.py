@@ -20,7 +20,7 @@ LOSS = "local_loss"
 MOST_COMBINATIONS = 8  # of names that a run may not tell apart
 FORCED = "in one micro-batch, with the port's values in place of these, the losses are equal"
 LOSSES = "planted in the reference, these give the losses of every step, and the gradients differ further"
-GRADIENTS = "in one micro-batch, with the port's gradients in place of these, all others are equal"
+GRADIENTS = "in one micro-batch, with the port's gradients in place of these, those of all parameters are equal"
 Search = Callable[[tuple[CallEdit, ...]], tuple[Ruling, tuple[Item, ...]]]
 
 
@@ -84,6 +84,8 @@ def _explain_losses(subject: Subject, named: Sequence[CallEdit], floor: float) -
 
 def _lines(fault: LocatedFault, reading: Reading, made: Mapping[str, SourceLine]) -> Lines:
     """Return the lines of a fault; if it is an option of a library's layer, those that make the layer."""
-    if not fault.names or fault.call is None or fault.names[0].change.fault in OF_CALLS:
+    if not fault.names or fault.call is None:
+        return fault.text.lines
+    if fault.call.within is None and fault.names[0].change.fault in OF_CALLS:
         return fault.text.lines
     return of_layer(fault.text.lines, fault.call, reading, made)

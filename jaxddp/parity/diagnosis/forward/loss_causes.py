@@ -212,14 +212,17 @@ class LossAndGradients:
             return gradient_faults(loss, graph, Edits(loss, names, inputs))
         return []
 
+    def is_known_elsewhere(self, reading: Reading) -> bool:
+        """Return whether the port's loss on other inputs is known, and finite."""
+        jax = reading.varied.get(TURNED)
+        return jax is not None and jax[jax.end].array is not None and bool(np.isfinite(jax[jax.end].array).all())
+
     def is_true_elsewhere(self, reading: Reading, items: Sequence[Item]) -> bool:
-        """Return whether faults give the port's loss on other inputs, too, as far as it is known there."""
-        jax, patches = reading.varied.get(TURNED), [item for item in items if isinstance(item, CallEdit)]
-        if jax is None or jax[jax.end].array is None or not np.isfinite(jax[jax.end].array).all():
-            return True
-        other = (reading.rank + 1) % len(self.ranks)
+        """Return whether faults give the port's loss on other inputs, too, where it is known."""
+        jax, patches = reading.varied[TURNED], [item for item in items if isinstance(item, CallEdit)]
+        other_rank = (reading.rank + 1) % len(self.ranks)
         with contextlib.suppress(*IMPOSSIBLE):
-            loss = self._replay.loss(reading.step, other, TURNED, patches)
+            loss = self._replay.loss(reading.step, other_rank, TURNED, patches)
             return bool(np.allclose(loss, jax[jax.end].array.sum(), rtol=LOSS_NEAR, atol=0.0))
         return False
 

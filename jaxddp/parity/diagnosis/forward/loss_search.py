@@ -1,6 +1,6 @@
 """Search for the faults of a loss: those that are located first, then those that only a replay of all calls shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -64,12 +64,13 @@ class LossSearch:
         if faults:
             ruling, named = ruling_on(faults, self.subject, reading, self.evidence.made, self.floor, self._with_planted)
             if named:
-                return self._with_title(ruling, named)
+                return self._with_title(reading, ruling, named)
         patches = [item for item in self.items if isinstance(item, CallEdit) and item.sites]
         by_reading = ReadingSearch(self.subject, reading, patches, names, inputs, self.floor, excluded)
-        ways = (partial(self.by_catalogue, pairs=False), partial(self._of_many_calls, reading, words, inputs))
-        others = () if ruling.named else (partial(self._true_elsewhere, by_reading, reading),)
-        for search in (*ways, *others, *(() if faults else (self.by_catalogue,))):
+        ways: list[Callable[[], tuple[Ruling, tuple[Item, ...]] | None]] = [partial(self.by_catalogue, pairs=False)]
+        ways += [partial(self._of_many_calls, reading, words, inputs)] if faults else []
+        ways += [] if ruling.named else [partial(self._true_elsewhere, by_reading, reading)]
+        for search in (*ways, *(() if faults else (self.by_catalogue,))):
             found = search()
             if found is not None and (found[0].named or not faults):
                 lines = lines_of_items(self.subject, reading, found[1], self.evidence.made)
@@ -81,9 +82,11 @@ class LossSearch:
     def _true_elsewhere(self, search: ReadingSearch, reading: Reading) -> tuple[Ruling, tuple[Item, ...]] | None:
         """Return what a search finds if the first of its names is true on other inputs, too."""
         found = search.find()
-        if found is None or not self.subject.is_true_elsewhere(reading, found[1]):
-            return None
-        return replace(found[0], named=found[0].named[:1]), found[1]
+        if found is None or not self.subject.is_known_elsewhere(reading):
+            return found
+        ruling, items = found  # of several names, only the first is tried
+        is_true = self.subject.is_true_elsewhere(reading, items)
+        return (replace(ruling, named=ruling.named[:1]), items) if is_true else None
 
     def _with_planted(self, planted: tuple[CallEdit, ...]) -> tuple[Ruling, tuple[Item, ...]]:
         """Return the ruling on further faults of the catalogue beside some."""
@@ -91,14 +94,17 @@ class LossSearch:
         subject = Planted(self.subject, planted)
         return find_faults(subject, others, self.probe, self.floor, self.replays, None, self.evidence.thrifty, False)
 
-    def _with_title(self, ruling: Ruling, named: tuple[Item, ...]) -> tuple[Ruling, tuple[Item, ...]]:
+    def _with_title(self, reading: Reading, ruling: Ruling, named: tuple[Item, ...]) -> tuple[Ruling, tuple[Item, ...]]:
         """Return the ruling by a fault of the catalogue that no call shows alone, if there is one; else as it is."""
         if min(item.tier for item in named) == 0:
             return ruling, named
         of_gradients = not ruling.segments
         of_all = [item for item in self.items if of_gradients or not _is_of_a_call(item)]
         by_all, planted = find_faults(self.subject, of_all, self.probe, self.floor, self.replays, pairs=False)
-        return (replace(by_all, lines=ruling.lines), planted) if by_all.named else (ruling, named)
+        if not by_all.named:
+            return ruling, named
+        lines = lines_of_items(self.subject, reading, planted, self.evidence.made)
+        return replace(by_all, lines=lines, segments=ruling.segments), planted
 
     def _of_many_calls(
         self, reading: Reading, words: Mapping[int, str], inputs: Mapping[int, str]

@@ -103,7 +103,7 @@ CASES: dict[str, tuple[dict[str, Any], str, int]] = {
     ),
     "no mask": (
         {"mean": lambda x, valid: x.mean(0)},
-        "sum(x) / 5 instead of sum((x * valid), 0) / sum(valid), in mul",
+        "the mean of the result of add over axis 0, all elements (5 in number), in place of the result of div",
         1,
     ),
     "a factor": ({"times": 0.25}, "the result of mul in huber_loss times 0.25", 1),

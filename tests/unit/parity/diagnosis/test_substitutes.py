@@ -98,7 +98,7 @@ CASES = {
     "no mask": (
         Pieces(pooled=lambda x, valid: x.mean(1)),
         "other_expression",
-        "sum(x) / 6 instead of sum((x * __getitem__(...)), 1) / sum(valid, 1, keepdim=True), in linear of fc",
+        "the mean of the result of add over axis 1, all elements (6 in number), in place of the result of div",
     ),
     "length": (
         Pieces(pooled=lambda x, valid: (x * valid[..., None]).sum(1) / valid.shape[1]),
