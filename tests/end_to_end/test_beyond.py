@@ -228,6 +228,26 @@ def test_with_weights_of_0_only_what_is_not_finite_counts(
     assert ("with weights of 0" in {trial.what for trial in report.trials}) == bool(left_out)  # it compares no values
 
 
+# Of equal logits, torch's max passes the gradient to one, and jax's to all.
+DRAWN_MAXIMA = [
+    ("self.fc2(torch.tanh(self.fc1(x)))", "self.fc2(F.dropout(torch.tanh(self.fc1(x)), 0.25))"),
+    ("self.fc2(nnx.tanh(self.fc1(x)))", "self.fc2(nnx.Dropout(0.25, rngs=self.rngs)(nnx.tanh(self.fc1(x))))"),
+    ("self.fc2 = nnx.Linear(5, 4, rngs=rngs)", "self.fc2 = nnx.Linear(5, 4, rngs=rngs); self.rngs = rngs"),
+    ('F.cross_entropy(model(batch["x"]), batch["y"])', '(model(batch["x"]).max(-1).values + 1).square().mean()'),
+    ('cross_entropy(model(batch["x"]), batch["y"]).mean()', '((model(batch["x"]).max(-1) + 1) ** 2).mean()'),
+]
+ADADELTA = own_optimizers("Adadelta(parameters, lr=0.5)", "optax.adadelta(0.5, rho=0.9, eps=1e-6)")
+
+
+@pytest.mark.large
+def test_a_tie_at_weights_of_0_leaves_the_later_steps_of_a_step_of_its_own_alone(checked: Checked) -> None:
+    """Its optimizer's state goes on from the other gradient; with 6 steps, all variants of the model are one run."""
+    report = checked(*DRAWN_MAXIMA, ADADELTA, more=STEP.format(PMEAN), quick=False, steps=6)
+    assert report.verdict == "equal", str(report)
+    by_loss = [trial for trial in report.trials if trial.kind == "gradients"]
+    assert len(by_loss) == 4 and not [trial for trial in by_loss if trial.left_out]
+
+
 @pytest.mark.large
 def test_a_slight_difference_stays_where_torchs_loss_raises_in_float32(checked: Checked) -> None:
     """Then nothing says how far torch rounds."""

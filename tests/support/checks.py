@@ -30,10 +30,12 @@ SCALED = [
 
 
 def checker(folder: Path, workers: Workers, world_size: int) -> Checked:
-    """Return a function that checks the small port with changes: (changes, more, numerics, quick) -> report."""
+    """Return a function that checks the small port with changes: (changes, more, numerics, quick, steps) -> report."""
 
-    def checked(*changes: Change, more: str = "", numerics: bool = False, quick: bool = True) -> Report:
+    def checked(
+        *changes: Change, more: str = "", numerics: bool = False, quick: bool = True, steps: int = STEPS
+    ) -> Report:
         port = write(folder, *changes, more=more)
-        return check(port, world_size=world_size, steps=STEPS, workers=workers, numerics=numerics, quick=quick)
+        return check(port, world_size=world_size, steps=steps, workers=workers, numerics=numerics, quick=quick)
 
     return checked

@@ -33,7 +33,6 @@ from jaxddp.parity.port.draws import (
     Served,
     calling,
     enclosing_layer,
-    examples_of,
 )
 from jaxddp.parity.private_parts import MAPPING, REPEATING
 from jaxddp.parity.replaced_functions import replaced
@@ -119,7 +118,7 @@ def serving(port: DrawnPort) -> DrawnPort:
         *others, batch = arguments
         served = Served(batch, [pair.jax for pair in port.draws], "jax")
         with replaced_samplers(_samplers(lambda kind, shape, rate: served.take(kind, shape))):
-            returned = function(*others, examples_of(batch), **more)
+            returned = function(*others, served.rest, **more)
         served.check()
         return returned
 

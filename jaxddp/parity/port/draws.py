@@ -186,7 +186,7 @@ class DrawnSource:
 
 
 def examples_of(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch without the numbers for draws."""
+    """Return a batch without the entries that the check adds to it."""
     return {name: array for name, array in batch.items() if not name.startswith(ENTRY)}
 
 
@@ -202,6 +202,12 @@ class Served:
     def __init__(self, batch: Mapping[str, Any], draws: Sequence[Draw], side: str):
         self._side, self._draws, self._taken = side, draws, 0
         self._batch = batch
+
+    @property
+    def rest(self) -> dict[str, Any]:
+        """The batch without the numbers; the factor of a scaled loss stays, see `jaxddp.parity.port.variants`."""
+        names = {f"{ENTRY}{k}" for k in range(len(self._draws))}
+        return {name: array for name, array in self._batch.items() if name not in names}
 
     def take(self, kind: str, shape: Sequence[int]) -> Any:
         """Return the numbers of the next draw.

@@ -16,7 +16,6 @@ from jaxddp.parity.port.draws import (
     Served,
     calling,
     enclosing_layer,
-    examples_of,
 )
 
 # Operators that dropout, attention, torch.distributions and all other random functions call -> kind of their numbers.
@@ -121,7 +120,7 @@ def serving(port: DrawnPort, function: Callable[..., Any]) -> Callable[..., Any]
         *others, batch = arguments
         served = Served(batch, [pair.torch for pair in port.draws], "torch")
         with ServedDraws(served):
-            returned = function(*others, examples_of(batch))
+            returned = function(*others, served.rest)
         served.check()
         return returned
 
