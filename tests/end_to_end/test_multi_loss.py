@@ -191,7 +191,7 @@ STOPPED = (
 @pytest.mark.parametrize(
     ("changes", "name", "jax_line", "torch_line"),
     [
-        (BOOTSTRAPPED, "gradient_not_stopped", "return self.fc2(nnx.gelu(", "return self.fc2(F.gelu("),
+        (BOOTSTRAPPED, "gradient_not_stopped", '- 0.9 * critic(batch["next"]', "+ 0.9 * value)"),
         ([STOPPED], "gradient_stopped", "jax.lax.stop_gradient(", "return self.fc2(F.gelu("),
     ],
     ids=["not stopped", "stopped"],

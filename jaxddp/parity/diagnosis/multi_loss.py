@@ -28,7 +28,7 @@ NO_UPDATE = "torch's optimizer makes no update in this step"
 OF_MEAN = "it is the mean over the replicas; return each replica's own loss"
 BEHIND = "it follows the update of a large tensor, which is recorded only as an excerpt: no cause was sought"
 Search = Callable[[ForwardDiagnosis], tuple[Ruling | None, Ruling | None] | None]
-Read = Callable[[str, int, int], Reading | None]
+Read = Callable[..., Reading | None]
 
 
 def differences_of_losses(evidence: Evidence, searches: InterruptibleSearches) -> Iterator[Difference]:
@@ -96,7 +96,8 @@ def explain_loss(
         evidence: records of both sides, compared.
         located: where the loss first differs.
         search: runs a search on a torch rank; None: it failed.
-        read: name of a loss, step (from 0), rank -> the port's program, None if it cannot be read.
+        read: name of a loss, step (from 0), rank, and whether with cotangents -> the port's program, None if it cannot
+            be read.
 
     Returns:
         The ruling, None without a search, and where the loss differs; None: it follows from an update that differs.
@@ -212,7 +213,7 @@ def explain_gradients(evidence: Evidence, search: Search, read: Read) -> Ruling:
     equal = not any(located.step - 1 <= at for located in differing_losses(evidence))  # else they follow from a loss
     if ruling.named or not (alike and names and equal) or at not in job.steps:
         return ruling
-    readings = {loss: read(loss, at, 0) for loss in of_loss(evidence.torch[at], "local_loss")}
+    readings = {loss: read(loss, at, 0, True) for loss in of_loss(evidence.torch[at], "local_loss")}
     lengths = {loss: len(reading.program) for loss, reading in readings.items() if reading is not None}
     for loss in sorted(lengths, key=lengths.__getitem__):  # a loss after an update computes more than its own
         found = search(replace(job, loss=loss, received=names, reading=readings[loss]))

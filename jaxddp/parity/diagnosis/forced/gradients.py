@@ -195,8 +195,8 @@ class GradientSearch:
 
     def _line_of_jax(self, origin: int, number: int, fault: str) -> SourceLine | None:
         """Return the port's line that stops a gradient, or that uses the value where torch does."""
-        twins = {twin.jax for twin in self._twins[origin]}
-        stops = [self._jax[k].line for k in twins if self._jax[k].name == STOPPED]
+        equal_nodes = [self._jax[twin.jax] for twin in self._port.twins_of(self._torch[origin].array)]
+        stops = [node.line for node in equal_nodes if node.name == STOPPED]
         if stops and fault != LET_THROUGH:
             return stops[0]
         later = self._torch.outputs[number]

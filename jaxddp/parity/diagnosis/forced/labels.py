@@ -23,13 +23,15 @@ from jaxddp.parity.diagnosis.forward.rewiring import ADDED, edits_of_connections
 from jaxddp.parity.diagnosis.forward.several_calls import (
     blocks_without_gradients,
     chains_left_out,
+    is_update,
     numbers_together,
+    updates_too_late,
     with_gradient,
 )
 from jaxddp.parity.diagnosis.forward.sites import patches_of
 from jaxddp.parity.diagnosis.forward.substitutes import substitutes
 from jaxddp.parity.diagnosis.search.fault_search import Search, confirm
-from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Budget, Differences
+from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Budget, Differences, Item
 from jaxddp.parity.graph import ARGUMENT
 from jaxddp.parity.operations import readings
 
@@ -131,6 +133,7 @@ class Edits:
         calls = self.loss.calls
         inside = [n for n in inside if calls[n].name != WRITTEN]
         yield from (one for n in inside for one in self._own(n))
+        inside = [n for n in inside if not is_update(calls[n])]
         yield from ((calls[n], one) for n in inside for one in numbers_together(calls[n], numbers[:MOST_PAIRS]))
         connections = edits_of_connections(calls, inside, primitives, self.words)
         yield from ((call, change) for call, change in connections if not change.setting)  # those are of two calls
@@ -139,7 +142,9 @@ class Edits:
 
     def _own(self, number: int) -> Iterator[tuple[Call, Change]]:
         call = self.loss.calls[number]
-        if call.name != WRITTEN:
+        if is_update(call):
+            yield from updates_too_late([call])
+        elif call.name != WRITTEN:
             yield from ((call, change) for change in self.catalogue(call))
             yield from ((call, change) for change in edits_of_arguments(call, self.words))
 
@@ -217,17 +222,25 @@ def labelled(
 def labelled_pair(
     location: Location, segments: Sequence[Segment], values: Sequence[ForcedValues], edits: Edits
 ) -> tuple[CallEdit, ...]:
-    """Return two faults, one of them of the catalogue, with which segments compute what the port does; (): none do."""
+    """Return two faults with which segments compute what the port does; (): none do.
+
+    One is of the catalogue, or one of the port's numbers.
+    """
     subject = SegmentSubject(location, segments, values)
     try:
         search = _search(subject, _tried(location, subject, edits))
-        titled = [one for one in search.singles() if one.listed[0].faults[0] in FAULTS]
+        titled = [one for one in search.singles() if one.listed[0].faults[0] in FAULTS or _is_stated(one.listed[0])]
         found, _ = confirm(subject, search.pairs(titled), FLOOR)
     except IMPOSSIBLE:
         return ()
     pairs = [one for one in found if one.residual <= FLOOR and one.plausible and len(one.items) == 2]
     best = min(pairs, key=lambda one: one.rank, default=None)
     return () if best is None else tuple(item for item in best.items if isinstance(item, CallEdit))
+
+
+def _is_stated(edit: Item) -> bool:
+    """Return whether a fault is a number of the port in place of another one."""
+    return isinstance(edit, CallEdit) and edit.change.fault == "number" and edit.given and edit.value not in NO_TRACE
 
 
 def _search(subject: SegmentSubject, items: Sequence[CallEdit]) -> Search:

@@ -84,15 +84,32 @@ class GraphTrace(CallTrace):
                 self._writers[x.untyped_storage().data_ptr()].append(index)
         return result
 
+    def value_of(self, x: Tensor) -> int:
+        """Return the value that a tensor holds at the end; a number that was read is the last that is equal to it.
+
+        Raises:
+            ValueError: it is the result of no call that was recorded.
+        """
+        if (index := self._index.get(id(x))) is not None:
+            return self._written(x, index)
+        same = [k for k, one in enumerate(self.held) if one.numel() == 1 == x.numel() and bool((one == x).all())]
+        if not same:
+            raise ValueError("the loss is the result of no call that was recorded")
+        return same[-1]
+
     def _node_of(self, x: Tensor) -> int:
         """Return the value that a tensor holds now."""
         index = self._index.get(id(x))
         if index is None:
             return self._add(x, self._names.get(id(x), "a constant"))
-        if self._versions[index] == x._version:
-            return index
+        return index if self._versions[index] == x._version else self._written(x, index)
+
+    def _written(self, x: Tensor, index: int) -> int:
+        """Return a value of a tensor after all that was written to its memory since; `data` has versions of its own."""
         writers = [k for k in self._writers[x.untyped_storage().data_ptr()] if k > index]
         places = [_Place.of(self.held[k]) for k in (index, *writers)]
+        if not writers or places[-1] == places[0]:
+            return writers[-1] if writers else index
         call = Call((WRITTEN, len(self.calls)), partial(_written, places), (x, *(self.held[k] for k in writers)), {})
         self.calls.append(call)
         return self._add(x, WRITTEN, (index, *writers), 0, call)
@@ -119,6 +136,7 @@ class TorchGraph:
 
     Args:
         module, loss_fn, batch: what runs.
+        parameter: name of a parameter whose value after the loss is the end; "": the loss is.
 
     Attributes:
         graph: the values.
@@ -136,15 +154,13 @@ class TorchGraph:
     array([2., 2., 2.], dtype=float32)
     """
 
-    def __init__(self, module: nn.Module, loss_fn: LossFunction, batch: Batch):
+    def __init__(self, module: nn.Module, loss_fn: LossFunction, batch: Batch, parameter: str = ""):
         named = {**dict(batch), **dict(module.named_buffers()), **dict(module.named_parameters())}
         names = {id(x): name for name, x in named.items()}
         with naming(module) as modules, GraphTrace(modules, names) as trace:
-            sums = loss_fn(module, batch)
-        ends = [k for k, x in enumerate(trace.held) if x is sums["loss"]]
-        if not ends:
-            raise ValueError("the loss is the result of no call that was recorded")
-        self.graph = Graph(trace.nodes, ends[-1])
+            loss = loss_fn(module, batch)["loss"]
+            end = trace.value_of(module.get_parameter(parameter) if parameter else loss)
+        self.graph = Graph(trace.nodes, end)
         self.calls, self.recorded, self.variables = trace.calls, trace.recorded, trace.variables
         self._held, self._without_gradient = trace.held, trace.without_gradient
 
@@ -182,7 +198,10 @@ class TorchGraph:
         Raises:
             One of `fit.IMPOSSIBLE`: a call cannot be made again.
         """
-        found = {self.graph.end: np.ones_like(self.graph[self.graph.end].array)}
+        end = self.graph.end
+        while not self.has_gradient(end) and len(self.graph[end].inputs) == 1:  # a step returns its loss detached
+            (end,) = self.graph[end].inputs
+        found = {end: np.ones_like(self.graph[end].array)}
         for number in sorted(self.graph.outputs.keys() - {ARGUMENT}, reverse=True):
             outputs = self.graph.outputs[number]
             found |= {k: (forced or {})[k] for k in outputs if k in (forced or {})}

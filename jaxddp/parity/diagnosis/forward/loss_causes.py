@@ -264,10 +264,6 @@ class LossAndGradients:
 class MovedWeights(LossAndGradients):
     """Updates that a step makes without an optimizer, in place of gradients."""
 
-    def located(self, reading: Reading, names: Mapping[int, str], inputs: Mapping[int, str]) -> list[LocatedFault]:
-        """Return none: the program ends in the middle of a step."""
-        return []
-
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
         """Return the updates with faults planted."""
         before, patches = self._evidence.steps[step].state, [item for item in items if isinstance(item, CallEdit)]
@@ -295,6 +291,10 @@ def _is_memory_of(x: Any, parameter: Tensor) -> bool:
 
 class ReceivedGradients(LossAndGradients):
     """Gradients that the optimizers of a step get, the mean over the replicas, in place of a loss and its gradients."""
+
+    def located(self, reading: Reading, names: Mapping[int, str], inputs: Mapping[int, str]) -> list[LocatedFault]:
+        """Return none, as the losses are equal."""
+        return []
 
     def observed(self, step: int, ranks: Sequence[int]) -> Stages:
         """Return the gradients that JAX's optimizers got."""

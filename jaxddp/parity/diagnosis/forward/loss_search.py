@@ -69,7 +69,6 @@ class LossSearch:
         by_reading = ReadingSearch(self.subject, reading, patches, names, inputs, self.floor, excluded)
         ways: list[Callable[[], tuple[Ruling, tuple[Item, ...]] | None]] = [partial(self.by_catalogue, pairs=False)]
         ways += [partial(self._of_many_calls, reading, words, inputs)] if faults else []
-        ways += [] if ruling.named else [partial(self._true_elsewhere, by_reading, reading)]
         for search in (*ways, *(() if faults else (self.by_catalogue,))):
             found = search()
             if found is not None and (found[0].named or not faults):

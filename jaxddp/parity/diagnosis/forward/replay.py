@@ -167,7 +167,8 @@ class Replay:
 
     def graph(self, step: int, rank: int, way: str = "") -> TorchGraph:
         """Return the values of the loss on a replica's first micro-batch; `way`: that of `varied` parameters."""
-        return TorchGraph(self._varied_module(step, way), self._evidence.loss_fn, self._first_batch(step, rank))
+        module, batch = self._varied_module(step, way), self._first_batch(step, rank)
+        return TorchGraph(module, self._evidence.loss_fn, batch, *self._evidence.moved[:1])
 
     def loss(self, step: int, rank: int, way: str, patches: Sequence[CallEdit]) -> float:
         """Return the loss of a replica's first micro-batch with parameters that are varied, and faults planted."""

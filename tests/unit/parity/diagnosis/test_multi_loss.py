@@ -19,7 +19,8 @@ from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
-from jaxddp.parity.jax_side.value_graph import read
+from jaxddp.parity.graph import operations_of
+from jaxddp.parity.jax_side.value_graph import graph_of
 from jaxddp.parity.records import KIND, NUMBER
 from jaxddp.parity.torch_side.side import TorchStep
 
@@ -140,7 +141,7 @@ def test_a_replay_begins_at_the_weights_before_the_step_though_a_step_has_change
 AVERAGES = {
     "another rate": (
         lambda old, before, after: 0.7 * old + 0.3 * after,
-        "before add_, slow.weight times 0.7 instead of 0.9, and add_'s alpha 0.3 instead of 0.1",
+        "before add_, slow.weight times 0.7, the reference has 0.9; add_'s alpha 0.3, the reference has 0.1",
     ),
     "before the update": (
         lambda old, before, after: 0.9 * old + 0.1 * before,
@@ -179,7 +180,7 @@ def test_a_moving_average_that_differs_has_a_cause(case: str, by_data: bool) -> 
     with jax.enable_x64(True):
         arrays = (*map(jnp.asarray, (state["slow.weight"], state["fast.weight"], after["fast.weight"])),)
         update = np.asarray(average(*arrays)) - state["slow.weight"]
-        program = read(average, arrays)
+        graph = graph_of(average, arrays)
     steps = TorchStep(
         lambda model: torch.optim.SGD(model["fast"].parameters(), lr=1.0),
         lambda *arguments: {"loss": step(*arguments)},
@@ -187,7 +188,7 @@ def test_a_moving_average_that_differs_has_a_cause(case: str, by_data: bool) -> 
     taken = ModelStep(state, None, [[batch]], np.zeros(0), {"slow.weight": update[None]}, {}, {})
     loss = LossOfStep(steps, "", [[[batch]]], lambda step: after)
     moved = {"changes_weights": True, "moved": ("slow.weight",)}
-    ruling, _ = search_model(ModelEvidence(model, loss, [taken], 1, reading=Reading(program, 0, 0), **moved))
+    ruling, _ = search_model(ModelEvidence(model, loss, [taken], 1, reading=Reading(operations_of(graph), 0, 0, graph=graph), **moved))
     says = says.replace("slow.weight", "the result of add_") if by_data else says
     assert [one.says for one in ruling.named] == [says]
     assert ruling.lines[0].torch is not None
