@@ -119,7 +119,7 @@ def evidence_between(
             shown = np.array([float(loss)]), {name: np.asarray(x)[None] for name, x in gradients.items()}
             steps.append(ModelStep(state, None, [[tensors]], *shown, {}, {}))
         loss = TracedLoss(of_jax, (params, arrays))
-        graph = loss.graph((params, arrays)) if reads else Graph(())
+        graph = loss.graph((params, arrays), backward=True) if reads else Graph(())
         others = {
             way: loss.graph(({name: jnp.asarray(x) for name, x in varied(state, state, way).items()}, arrays))
             for way in (WAYS if reads else ())

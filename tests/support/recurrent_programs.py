@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,9 +10,8 @@ from jax import numpy as jnp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence, ModelStep
-from jaxddp.parity.diagnosis.forward.reading import Reading
-from jaxddp.parity.jax_side.value_graph import read
+from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence
+from tests.support.read_programs import evidence_between
 
 FEATURES, WIDTH, CLASSES, LENGTH, EXAMPLES, STEPS = 3, 4, 5, 6, 7, 2
 Params = Mapping[str, jax.Array]
@@ -116,19 +114,12 @@ def evidence_of(pieces: Pieces) -> ModelEvidence:
     """Return two steps of the loss in jax, with the program that was read from it."""
     torch.manual_seed(0)
     module, rng = TorchNet().double(), np.random.default_rng(0)
-    state = {name: parameter.detach().numpy().copy() for name, parameter in module.named_parameters()}
-    steps: list[ModelStep] = []
-    with jax.enable_x64(True):
-        params = {name: jnp.asarray(x) for name, x in state.items()}
-        for _ in range(STEPS):
-            batch: dict[str, Any] = {
-                "x": rng.normal(size=(EXAMPLES, LENGTH, FEATURES)),
-                "y": rng.integers(0, CLASSES, (EXAMPLES, LENGTH)),
-                "valid": (np.arange(LENGTH) < rng.integers(2, LENGTH + 1, EXAMPLES)[:, None]).astype(float),
-            }
-            loss, gradients = jax.value_and_grad(pieces.loss)(params, jax.tree.map(jnp.asarray, batch))
-            of_torch = {name: torch.from_numpy(x) for name, x in batch.items()}
-            of_jax = np.array([float(loss)]), {name: np.asarray(x)[None] for name, x in gradients.items()}
-            steps.append(ModelStep(state, None, [[of_torch]], *of_jax, {}, {}))
-        program = read(pieces.loss, (params, jax.tree.map(jnp.asarray, batch)))
-    return ModelEvidence(module, torch_loss, steps, world_size=1, reading=Reading(program, STEPS - 1, 0))
+    batches = [
+        {
+            "x": rng.normal(size=(EXAMPLES, LENGTH, FEATURES)),
+            "y": rng.integers(0, CLASSES, (EXAMPLES, LENGTH)),
+            "valid": (np.arange(LENGTH) < rng.integers(2, LENGTH + 1, EXAMPLES)[:, None]).astype(float),
+        }
+        for _ in range(STEPS)
+    ]
+    return evidence_between(module, torch_loss, pieces.loss, batches)

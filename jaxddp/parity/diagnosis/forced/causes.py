@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jaxddp.parity.catalogue import FAULTS
 from jaxddp.parity.diagnosis.forced.describe import lines_of, text_of
 from jaxddp.parity.diagnosis.forced.expressions import Expressions
 from jaxddp.parity.diagnosis.forced.forced_values import (
@@ -124,11 +123,11 @@ class Naming:
         yield from self._titled_together([self._merged(same) for same in alike.values()])
 
     def _titled_together(self, faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:
-        """Yield the faults; one of the catalogue in layers that a pattern names as one."""
+        """Yield the faults; the same one in layers that a pattern names as one."""
         alike: dict[object, list[LocatedFault]] = defaultdict(list)
         for k, fault in enumerate(faults):
             titles = tuple((name.change.fault, name.value, name.change.what) for name in fault.names)
-            alike[titles if titles and all(title[0] in FAULTS for title in titles) else k].append(fault)
+            alike[titles or k].append(fault)
         for same in alike.values():
             every = zip(*(fault.names for fault in same), strict=True)
             is_one = len(same) > 1 and all(self._pattern(names) for names in every)
@@ -210,14 +209,16 @@ class Naming:
 
     def _names(self, place: Place, known: Sequence[CallEdit] | None) -> Iterator[CallEdit]:
         """Yield the names of a fault that are true on other inputs, too."""
-        found: list[CallEdit] = []
-        for like in [None] if known is None else known:
-            found += labelled(self._location, place, self._values, self._edits, like)[: 1 if like else MOST_NAMES]
-        for name in found:
+        tried = self._location, place, self._values, self._edits
+
+        def is_true(name: CallEdit) -> bool:
             planted = with_names(self._location, place, [name])
             if not all(holds(self._location, planted, other) for other in self._others):
-                continue
-            if name.change.fault not in MAY_COLLAPSE or not collapses(self._location, planted):
+                return False
+            return name.change.fault not in MAY_COLLAPSE or not collapses(self._location, planted)
+
+        for like in [None] if known is None else known:
+            for name in labelled(*tried, like, is_true=is_true)[: 1 if like else MOST_NAMES]:
                 yield self._together([name])
 
     def _together(self, alike: Sequence[CallEdit]) -> CallEdit:

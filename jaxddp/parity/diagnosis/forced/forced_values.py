@@ -122,15 +122,24 @@ def unedited(location: "Location") -> Alignment:
     return changed
 
 
+def made_by(location: "Location", segment: "Segment") -> int:
+    """Return the call at which a segment is forced: the one that makes what it ends with, or the next one."""
+    return location.torch[segment.ends[0]].call if segment.inside else segment.call
+
+
 def with_names(location: "Location", place: "Sequence[Segment]", names: Sequence[CallEdit]) -> Alignment:
     """Return what is forced, with faults in place of what is forced at a place."""
     changed = unedited(location)
-    for one in place:
+    sites = {site for name in names for site in name.sites}
+    # A recurrent layer has the sites of a time step again in the next one.
+    numbers = {number for number, call in enumerate(location.loss.calls) if call.site in sites}
+    again = [one for one in location.segments if made_by(location, one) in numbers]
+    for one in (*place, *again):
         changed.forced.pop(one.ends[0], None)
         changed.edges.pop((one.ends[0], one.call), None)
         changed.edits.pop(one.call, None)
     for name in names:
-        for number in (n for n, call in enumerate(location.loss.calls) if call.site in name.sites):
+        for number in (n for n in numbers if location.loss.calls[n].site in name.sites):
             others = [edit for edit in changed.edits.get(number, ()) if edit.change.what != name.change.what]
             changed.edits[number] = (*others, name)
     return changed

@@ -90,7 +90,8 @@ class Edits:
         changes = [(call, change) for call in self.loss.calls for change in edits_of_gradients(call, self.words)]
         passed = [one for one in changes if one[1].fault == "gradient_not_stopped"]
         yield from patches_of(passed)  # several states may be detached together
-        yield from (single(one) for one in changes if one[1].fault != "gradient_not_stopped")
+        for one in changes:
+            yield from patches_of([one]) if one[1].fault != "gradient_not_stopped" else ()
         for begin, end in blocks_without_gradients(self.loss.recorded):
             inside = {id(call) for call in self.loss.recorded[begin:end]}
             block = {number for number, call in enumerate(self.loss.calls) if id(call) in inside}
@@ -169,6 +170,7 @@ def labelled(
     edits: Edits,
     like: CallEdit | None = None,
     fault: str = "",
+    is_true: Callable[[CallEdit], bool] = lambda edit: True,
 ) -> list[CallEdit]:
     """Return the faults with which some segments compute what the port does on all inputs, the likeliest first.
 
@@ -178,6 +180,7 @@ def labelled(
         edits: faults that can be tried.
         like: only such a fault is tried.
         fault: only faults of this kind are tried; "": all.
+        is_true: whether a fault does the same on other inputs.
     """
     subject = SegmentSubject(location, segments, values)
     tried = [one for one in _tried(location, subject, edits) if fault in ("", one.change.fault)]
@@ -194,29 +197,43 @@ def labelled(
     # If several numbers do the same, none of them is likely to be what was written.
     every = [edit for edit in edited.values() if counted[edit.change.what, *edit.sites] == 1]
     ordered = {edit for one in segments for edit in one.edits if edit.change.also or edit.change.setting}
-    if in_order := [edit for edit in every if edit in ordered]:  # it was found in all places
-        return in_order
-    if titled := [edit for edit in every if edit.change.fault in FAULTS]:
-        return titled
+    groups = [edit for edit in every if edit in ordered], *_by_likelihood(location, segments, every)
+    true = (list(filter(is_true, group)) for group in groups)
+    return next((group for group in true if group), [])
+
+
+def _by_likelihood(
+    location: Location, segments: Sequence[Segment], every: Sequence[CallEdit]
+) -> Iterator[Sequence[CallEdit]]:
+    """Yield groups of faults that do the same, those first that are likelier to be what was written."""
+    yield [edit for edit in every if edit.change.fault in FAULTS]
     # 1 * x is equal to x: the segment may end before it.
     of_port = {k for one in segments for k in (*one.jax, *location.jax.users[one.ends[1]])}
     numbers = {x for k in of_port for x in location.jax[k].numbers}
-    if stated := [edit for edit in every if edit.change.fault == "number" and edit.given and edit.value in numbers]:
-        return stated
+    yield [edit for edit in every if edit.change.fault == "number" and edit.given and edit.value in numbers]
     for fault in LEFT_OUT:  # what a call is given does the same as any function that returns it
-        if absent := [edit for edit in every if edit.change.fault == fault]:
-            return absent
-    best = [edit for edit in every if _rank(edit) == min(map(_rank, every))]
-    loose = [edit for edit in best if edit.change.fault in LOOSE]
-    if len(loose) < 2:
-        return best
+        yield [edit for edit in every if edit.change.fault == fault]
+    every = [edit for edit in every if edit.change.fault not in LEFT_OUT]
+    for rank in sorted({*map(_rank, every)}):
+        best = [edit for edit in every if _rank(edit) == rank]
+        loose = [edit for edit in best if edit.change.fault in LOOSE]
+        if len(loose) > 1:
+            yield _of_loose(location, segments, loose)
+            return
+        yield [
+            edit for edit in best if edit.change.fault != "number" or not edit.given or edit.value in numbers
+        ] or best
+
+
+def _of_loose(location: Location, segments: Sequence[Segment], loose: Sequence[CallEdit]) -> Sequence[CallEdit]:
+    """Return the likeliest of faults that can replace many others; (): they are different."""
     # What is added to a result, or to an operand of the next call, is the same.
     later = {location.loss.calls[one.call].site for one in segments if one.call != ARGUMENT}
     last = [edit for edit in loose if edit.sites <= later and edit.change.fault != "other_operand"]
     mine = {location.loss.calls[location.torch[k].call].site for one in segments for k in one.torch}
     own = [edit for edit in loose if edit.sites <= mine]
     alike = {(edit.change.fault, edit.value) for edit in loose}
-    return (own or last or loose)[:1] if len(alike) == 1 and loose[0].change.fault in ADDED_TO else []
+    return (own or last or loose)[:1] if len(alike) == 1 and loose[0].change.fault in ADDED_TO else ()
 
 
 def labelled_pair(
@@ -235,7 +252,10 @@ def labelled_pair(
         return ()
     pairs = [one for one in found if one.residual <= FLOOR and one.plausible and len(one.items) == 2]
     best = min(pairs, key=lambda one: one.rank, default=None)
-    return () if best is None else tuple(item for item in best.items if isinstance(item, CallEdit))
+    pair = () if best is None else tuple(item for item in best.items if isinstance(item, CallEdit))
+    return tuple(
+        sorted(pair, key=lambda edit: next(n for n, call in enumerate(edits.loss.calls) if call.site in edit.sites))
+    )
 
 
 def _is_stated(edit: Item) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.forced.forced_values import ForcedValues
+from jaxddp.parity.diagnosis.forced.forced_values import ForcedValues, made_by
 from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.layouts import equal
 from jaxddp.parity.diagnosis.forced.locate import Location
@@ -40,6 +40,8 @@ class SegmentSubject:
         self._values = values
         edges = {(k, call) for k, call in location.alignment.edges}
         self._edges = edges - {(one.ends[0], one.call) for one in segments if not one.inside}
+        # A recurrent layer has the sites of a time step again in the next one.
+        self._again = {(one.ends[0], made_by(location, one)) for one in location.segments}
         self._targets = [self._forced_ends(of_inputs) for of_inputs in values]
         self._sites = {self._loss.calls[number].site for number in self.every}
 
@@ -95,6 +97,8 @@ class SegmentSubject:
             raise ValueError("a call is none of the graph's")
         forced, chosen = self._values[step], touched.union(self.inside)
         arrays, changed, ends = dict(forced.arrays), set[int](), dict(self._targets[step])
+        again = {(k, call) for k, call in self._again if call in touched}
+        kept, edges = self._forced - {k for k, _ in again}, self._edges - again
         last = self.every[-1] if self._torch.end in self._ends else max(chosen)
         for number in self.every[self.every.index(min(chosen)) :]:
             if number > last:
@@ -105,12 +109,12 @@ class SegmentSubject:
                 continue
             site = self._loss.calls[number].site
             here = [edit for edit in edits if site in edit.sites] or self._kept(number)
-            given = [forced.edges[k, number] if (k, number) in self._edges else arrays[k] for k in inputs]
+            given = [forced.edges[k, number] if (k, number) in edges else arrays[k] for k in inputs]
             made = self._loss.called(number, given, here, self._loss.earlier(arrays, number))
             for k, array in zip(outputs, made, strict=True):
                 if k in ends:
                     ends[k] = array
-                elif k not in self._forced:
+                elif k not in kept:
                     is_equal = array.shape == forced.arrays[k].shape and equal(array, forced.arrays[k])
                     arrays[k] = array
                     (changed.discard if is_equal else changed.add)(k)

@@ -1,8 +1,9 @@
 """Rule on a difference between two losses: names of the faults that were located, or what both sides compute."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -10,10 +11,9 @@ from jaxddp.parity.diagnosis.forced.causes import LocatedFault
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.forward.fault_lines import OF_CALLS, of_layer
 from jaxddp.parity.diagnosis.forward.reading import Reading
-from jaxddp.parity.diagnosis.forward.reading_search import joined
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.search.fault_search import Explanation, confirm
-from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Item, Subject
+from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Item, Stages, Subject
 from jaxddp.parity.operations import Lines, SourceLine
 
 LOSS = "local_loss"
@@ -22,6 +22,37 @@ FORCED = "in one micro-batch, with the port's values in place of these, the loss
 LOSSES = "planted in the reference, these give the losses of every step, and the gradients differ further"
 GRADIENTS = "in one micro-batch, with the port's gradients in place of these, those of all parameters are equal"
 Search = Callable[[tuple[CallEdit, ...]], tuple[Ruling, tuple[Item, ...]]]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A subject with faults planted in every replay.
+
+    Attributes:
+        subject: the subject without them.
+        known: the faults.
+    """
+
+    subject: Subject
+    known: tuple[CallEdit, ...]
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return self.subject.steps
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All replicas."""
+        return self.subject.ranks
+
+    def observed(self, step: int, ranks: Sequence[int]) -> Stages:
+        """Return the stages of JAX's step."""
+        return self.subject.observed(step, ranks)
+
+    def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
+        """Return the stages of the reference's step with these and further faults planted in it."""
+        return self.subject.predicted(step, ranks, (*self.known, *items))
 
 
 def ruling_on(
@@ -44,6 +75,7 @@ def ruling_on(
         floor: the largest residual that counts as rounding.
         search: search for a further fault, with some planted.
     """
+    faults = _without_idle(faults, subject, floor)
     lines = tuple(_lines(fault, reading, made) for fault in faults)
     segments = tuple(fault.text for fault in faults if fault.place)
     ruling, proof = Ruling((), None, lines=lines, segments=segments), FORCED if segments else GRADIENTS
@@ -56,7 +88,7 @@ def ruling_on(
         named = tuple(fault.names[0] for fault in faults)
         further, items = search(named)
         if further.named:
-            every = tuple(joined(named, further.named))
+            every = tuple(_joined(named, further.named))
             return replace(ruling, named=every, lines=(*lines, *further.lines)), (*named, *items)
         if _explain_losses(subject, named, floor):
             proof = LOSSES
@@ -67,6 +99,16 @@ def ruling_on(
         return replace(ruling, lines=lines[:1]), ()
     kinds = tuple(fault.names[0].faults[0] if fault.names else fault.kind for fault in faults)
     return replace(ruling, named=(Hypothesis(kinds, "; ".join(says), 0.0, measured=proof),)), ()
+
+
+def _without_idle(faults: Sequence[LocatedFault], subject: Subject, floor: float) -> Sequence[LocatedFault]:
+    """Drop faults that the names of the others do not need, as where the last segment contains another one."""
+    for fault in faults if len(faults) > 1 and all(one.names for one in faults) else ():
+        rest = [one for one in faults if one is not fault]
+        (explanation,), _ = confirm(subject, [Explanation((), tuple(one.names[0] for one in rest), 0.0)], floor)
+        if explanation.residual <= floor:
+            return _without_idle(rest, subject, floor)
+    return faults
 
 
 def _explain_losses(subject: Subject, named: Sequence[CallEdit], floor: float) -> bool:
@@ -89,3 +131,11 @@ def _lines(fault: LocatedFault, reading: Reading, made: Mapping[str, SourceLine]
     if fault.call.within is None and fault.names[0].change.fault in OF_CALLS:
         return fault.text.lines
     return of_layer(fault.text.lines, fault.call, reading, made)
+
+
+def _joined(known: Sequence[CallEdit], named: Sequence[Hypothesis]) -> Iterator[Hypothesis]:
+    """Yield the hypotheses with the faults that were planted before."""
+    for one in named:
+        faults = tuple(fault for patch in known for fault in patch.faults)
+        says = "; ".join([*(patch.says for patch in known), one.says])
+        yield replace(one, faults=(*faults, *one.faults), says=says)

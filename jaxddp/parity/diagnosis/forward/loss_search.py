@@ -1,6 +1,6 @@
 """Search for the faults of a loss: those that are located first, then those that only a replay of all calls shows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.forward.candidates import edits_of_inputs, edits_of_layers, in_words
 from jaxddp.parity.diagnosis.forward.fault_lines import lines_of_items
-from jaxddp.parity.diagnosis.forward.located_causes import ruling_on
+from jaxddp.parity.diagnosis.forward.located_causes import Planted, ruling_on
 from jaxddp.parity.diagnosis.forward.reading import Reading
-from jaxddp.parity.diagnosis.forward.reading_search import Planted, ReadingSearch
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.diagnosis.search.fault_search import find_faults
@@ -47,45 +46,27 @@ class LossSearch:
         tried = self.subject, self.items, self.probe, self.floor, self.replays
         return find_faults(*tried, self.leading, self.evidence.thrifty, pairs)
 
-    def with_reading(self, reading: Reading, excluded: frozenset[str]) -> tuple[Ruling, tuple[Item, ...]]:
-        """Return the ruling where the port's program is known.
-
-        Args:
-            reading: the program.
-            excluded: faults that are not tried.
-        """
+    def with_reading(self, reading: Reading) -> tuple[Ruling, tuple[Item, ...]]:
+        """Return the ruling where the port's program is known."""
         module, steps = self.evidence.module, self.evidence.steps
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         inputs = {id(x): name for name, x in steps[reading.step].micro_batches[reading.rank][0].items()}
         words = {**inputs, **names}
         faults = self.subject.located(reading, words, inputs)
         faults = faults or self.subject.located_gradients(reading, words, inputs)
-        ruling, named = Ruling((), None), tuple[Item, ...]()
-        if faults:
-            ruling, named = ruling_on(faults, self.subject, reading, self.evidence.made, self.floor, self._with_planted)
-            if named:
-                return self._with_title(reading, ruling, named)
-        patches = [item for item in self.items if isinstance(item, CallEdit) and item.sites]
-        by_reading = ReadingSearch(self.subject, reading, patches, names, inputs, self.floor, excluded)
-        ways: list[Callable[[], tuple[Ruling, tuple[Item, ...]] | None]] = [partial(self.by_catalogue, pairs=False)]
-        ways += [partial(self._of_many_calls, reading, words, inputs)] if faults else []
-        for search in (*ways, *(() if faults else (self.by_catalogue,))):
-            found = search()
-            if found is not None and (found[0].named or not faults):
-                lines = lines_of_items(self.subject, reading, found[1], self.evidence.made)
-                ruling, named = replace(found[0], lines=lines, segments=ruling.segments), found[1]
-            if ruling.named and named:
-                break
+        if not faults:
+            return self._with_lines(reading, *self.by_catalogue())
+        ruling, named = ruling_on(faults, self.subject, reading, self.evidence.made, self.floor, self._with_planted)
+        if named:
+            return self._with_title(reading, ruling, named)
+        for search in (partial(self.by_catalogue, pairs=False), partial(self._of_many_calls, reading, words, inputs)):
+            by_replays, planted = search()
+            if by_replays.named:
+                return self._with_lines(reading, replace(by_replays, segments=ruling.segments), planted)
         return ruling, named
 
-    def _true_elsewhere(self, search: ReadingSearch, reading: Reading) -> tuple[Ruling, tuple[Item, ...]] | None:
-        """Return what a search finds if the first of its names is true on other inputs, too."""
-        found = search.find()
-        if found is None or not self.subject.is_known_elsewhere(reading):
-            return found
-        ruling, items = found  # of several names, only the first is tried
-        is_true = self.subject.is_true_elsewhere(reading, items)
-        return (replace(ruling, named=ruling.named[:1]), items) if is_true else None
+    def _with_lines(self, reading: Reading, ruling: Ruling, named: tuple[Item, ...]) -> tuple[Ruling, tuple[Item, ...]]:
+        return replace(ruling, lines=lines_of_items(self.subject, reading, named, self.evidence.made)), named
 
     def _with_planted(self, planted: tuple[CallEdit, ...]) -> tuple[Ruling, tuple[Item, ...]]:
         """Return the ruling on further faults of the catalogue beside some."""
@@ -102,8 +83,7 @@ class LossSearch:
         by_all, planted = find_faults(self.subject, of_all, self.probe, self.floor, self.replays, pairs=False)
         if not by_all.named:
             return ruling, named
-        lines = lines_of_items(self.subject, reading, planted, self.evidence.made)
-        return replace(by_all, lines=lines, segments=ruling.segments), planted
+        return self._with_lines(reading, replace(by_all, segments=ruling.segments), planted)
 
     def _of_many_calls(
         self, reading: Reading, words: Mapping[int, str], inputs: Mapping[int, str]

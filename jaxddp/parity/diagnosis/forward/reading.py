@@ -1,6 +1,5 @@
 """Read both programs of a loss, torch's calls and the port's equations: where they part."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,7 +8,7 @@ from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import numbers_of
 from jaxddp.parity.diagnosis.search.fit import Subject
 from jaxddp.parity.graph import Graph
-from jaxddp.parity.operations import Operation, Operations, SourceLine, differing, needed_by, readings
+from jaxddp.parity.operations import Operation, Operations, SourceLine, differing, needed_by
 
 NO_TRACE = (0.0, 1.0)  # numbers of a port that may leave no trace in its program: x + 0, 1 * x
 SUMS = ("reduce_sum", "dot_general")  # primitives that add values up
@@ -74,34 +73,10 @@ class Parting:
     of_jax: tuple[int, ...]
 
     @property
-    def numbers(self) -> tuple[float, ...]:
-        """Numbers in the port's operations here that the reference's cannot be, however either has computed them."""
-        there = {number for index in self.of_torch for one in self.torch[index].numbers for number in readings(one)}
-        return tuple(x for x in self.all_numbers if not any(abs(x - y) <= 1e-9 * abs(x) for y in there))
-
-    @property
-    def all_numbers(self) -> tuple[float, ...]:
-        """Numbers in the port's operations here, whether the reference has them too or not."""
-        return tuple(dict.fromkeys(number for index in self.of_jax for number in self.jax[index].numbers))
-
-    @property
     def computes_zero(self) -> bool:
         """Return whether only the port's loss depends on a sum of values that is 0: a term that its values hide."""
         jax = any(_is_zero(self.jax[k]) and self.jax[k].name in SUMS for k in needed_by(self.jax))
         return jax and not any(_is_zero(self.torch[k]) for k in needed_by(self.torch))
-
-    @property
-    def likely_numbers(self) -> list[float]:
-        """Numbers to try: those, what Python may have made of them, and those that may leave no trace."""
-        ways = zip(*map(readings, self.numbers), strict=False)
-        first = itertools.islice(itertools.chain(*ways), MOST_NUMBERS)  # as they are first
-        return [*dict.fromkeys((*first, *NO_TRACE))]
-
-    @property
-    def primitives(self) -> frozenset[str]:
-        """Primitives of the port's operations here, and of those before them that only change an order."""
-        orders = {self.jax[index].name for index in needed_by(self.jax, self.of_jax)}.intersection(("rev", "sort"))
-        return frozenset(orders | {self.jax[index].name for index in self.of_jax})
 
 
 def _is_zero(one: Operation) -> bool:

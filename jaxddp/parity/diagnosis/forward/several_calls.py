@@ -1,16 +1,14 @@
 """Edits of several calls: a chain left out, an input moved, a constant of two calls, gradients let through."""
 
 import itertools
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from jaxddp.parity.diagnosis.forward.answers import argument, earlier, with_argument
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Proceed, Site, tensors_in
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import arguments_of
 from jaxddp.parity.diagnosis.forward.function_edits import is_number
 
@@ -105,47 +103,6 @@ def _with_zeros(x: Tensor, axis: int, by: int) -> Tensor:
 ENDS: dict[str, Callable[..., Tensor]] = {"its end at its beginning": _rolled, "with a 0 at its end": _with_zeros}
 
 
-def shared_constants(patches: Sequence[CallEdit], numbers: Sequence[float]) -> Iterator[CallEdit]:
-    """Yield two numbers of the reference that come from one constant, and the port's numbers that come from another.
-
-    Two numbers c and k c, or c and 1 - c, are c' and k c', or c' and 1 - c', in the port; k may be 1.
-
-    Args:
-        patches: edits of numbers, each of one number.
-        numbers: numbers of the port that the reference does not have here.
-    """
-    for one, two in itertools.combinations([x for x in patches if not one_site_of_many(x, patches)], 2):
-        c, d = one.change.reference, two.change.reference
-        if c and d and not one.sites & two.sites:
-            for x, y in itertools.product(numbers, repeat=2):
-                if _near(c * y, d * x) or (c != d and _near(c + d, 1) and _near(x + y, 1)):
-                    yield _together(one, two, x, y)
-
-
-def one_site_of_many(patch: CallEdit, patches: Sequence[CallEdit]) -> bool:
-    """Return whether another of the patches makes the same change in more places."""
-    return any(other.sites > patch.sites and other.change.reference == patch.change.reference for other in patches)
-
-
-def _near(x: float, y: float) -> bool:
-    return math.isclose(x, y, rel_tol=NEAR)
-
-
-def _together(one: CallEdit, two: CallEdit, x: float, y: float) -> CallEdit:
-    what = f"{one.change.what} {x:.10g} instead of {one.change.reference:.10g}"
-    what += f", and {two.change.what} {y:.10g} instead of {two.change.reference:.10g}"
-    changes = {}
-    for patch, number in ((one, x), (two, y)):
-        for site in patch.sites:
-            changes[site] = replace(_fixed(patch.changes.get(site, patch.change), number), what=what)
-    return CallEdit(next(iter(changes.values())), one.sites | two.sites, where=one.where, changes=changes)
-
-
-def _fixed(change: Change, number: float) -> Change:
-    """Return a change whose value is this number."""
-    return replace(change, answer=lambda call, proceed, value: change.answer(call, proceed, number), reference=None)
-
-
 def numbers_together(call: Call, numbers: Sequence[float]) -> Iterator[Change]:
     """Yield two numbers of a call replaced by two of the port's."""
     given = [(name, x, key) for name, x, key in arguments_of(call) if isinstance(x, float)]
@@ -161,51 +118,12 @@ def _with_both(one: int | str, other: int | str, pair: tuple[float, float]) -> A
     return lambda call, proceed, value: proceed(call.put(one, pair[0]).put(other, pair[1]))
 
 
-def gradients_let_through(calls: Sequence[Call], names: Mapping[int, str]) -> Iterator[tuple[Call, Change]]:
-    """Yield results of a `no_grad` block whose gradient is not stopped: through all of the block, or one line of it."""
-    makers = {id(x): index for index, call in enumerate(calls) for x in tensors_in(call.result)}
-    for begin, end in blocks_without_gradients(calls):
-        later = {id(x) for call in calls[end:] for x in tensors_in((call.args, call.kwargs))}
-        for last in range(begin, end):
-            if not later.intersection(map(id, tensors_in(calls[last].result))):
-                continue
-            inside = _before(calls, last, begin, makers)
-            on_line = {index for index in inside if calls[index].line == calls[last].line}
-            for chosen, where in ((inside, ""), (on_line, " on its line")):
-                sites = tuple(calls[index].site for index in sorted(chosen))
-                what = f"the gradient is not stopped{where} at {names.get(id(calls[last].result), calls[last].name)}"
-                if chosen and (where == "" or chosen != inside):
-                    first = calls[min(chosen)]
-                    yield (
-                        first,
-                        Change(
-                            "gradient_not_stopped",
-                            f"{what}, though torch has no_grad",
-                            with_gradient,
-                            tier=3,
-                            also=sites,
-                        ),
-                    )
-
-
 def blocks_without_gradients(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
     """Yield where each `no_grad` block begins and ends."""
     switches = [index for index, call in enumerate(calls) if call.name == BLOCK]
     for begin, end in itertools.pairwise(switches):
         if calls[begin].args == (False,):
             yield begin + 1, end
-
-
-def _before(calls: Sequence[Call], last: int, begin: int, makers: Mapping[int, int]) -> set[int]:
-    """Return a call and all before it in its block on which it depends."""
-    found, waiting = {last}, [last]
-    while waiting:
-        call = calls[waiting.pop()]
-        given = {makers[id(x)] for x in tensors_in((call.args, call.kwargs)) if id(x) in makers}
-        more = {index for index in given if begin <= index < last} - found
-        found |= more
-        waiting += more
-    return found
 
 
 def with_gradient(call: Call, proceed: Proceed, value: float) -> object:

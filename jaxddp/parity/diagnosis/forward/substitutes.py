@@ -3,23 +3,20 @@
 There are many of them, so only those are replayed that give what the port computes.
 """
 
-import itertools
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from jaxddp.parity.diagnosis.forward.answers import earlier, multiplied, with_argument
-from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change, Proceed
+from jaxddp.parity.diagnosis.forward.answers import earlier, with_argument
+from jaxddp.parity.diagnosis.forward.calls import Call, Change
 from jaxddp.parity.diagnosis.forward.function_edits import families_of
 
 FAULT = "other_expression"
 BEFORE = 8  # earlier calls whose results an expression may take
-MOST_USES = 4  # of a tensor that is scaled in some of them
 POWERS: dict[str, Callable[[Tensor], Tensor]] = {
     "square": torch.square,
     "root": torch.sqrt,
@@ -114,29 +111,3 @@ def _operands(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
 
 def _size(size: int, divisor: Tensor) -> int:
     return size
-
-
-def _scaled_result(call: Call, proceed: Proceed, value: float) -> Any:
-    return proceed(call) * value
-
-
-def shared_factors(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str]) -> Iterator[CallEdit]:
-    """Yield a factor of a tensor in two of the calls that take it, or in the call that computes it."""
-    makers = {id(call.result): call for call in calls if _is_float(call.result)}
-    every = Counter(id(x) for call in calls for x in call.args)
-    uses: dict[int, list[tuple[Call, int]]] = defaultdict(list)
-    for index in here:
-        for position, x in enumerate(calls[index].args):
-            if _is_float(x):
-                uses[id(x)].append((calls[index], position))
-    for of, places in uses.items():
-        is_all = len(places) == every[of] and of in makers and makers[of].site not in {call.site for call, _ in places}
-        if len(places) > 1 and is_all:
-            made = Change("factor", f"{names[of]} times", _scaled_result, 1.0, 2.0, least=-math.inf, tier=4)
-            yield CallEdit(made, frozenset({makers[of].site}))
-        for some in itertools.combinations(places, 2) if len(places) > 2 or not is_all else ():
-            if len({call.site for call, _ in some}) == len(some) and len(places) <= MOST_USES:
-                in_calls = " and ".join(call.name for call, _ in some)
-                what = f"{names.get(of, 'a tensor')} in {in_calls} times"
-                changes = {call.site: multiplied("factor", what, position, 4) for call, position in some}
-                yield CallEdit(next(iter(changes.values())), frozenset(changes), changes=changes)

@@ -188,7 +188,9 @@ def test_a_moving_average_that_differs_has_a_cause(case: str, by_data: bool) -> 
     taken = ModelStep(state, None, [[batch]], np.zeros(0), {"slow.weight": update[None]}, {}, {})
     loss = LossOfStep(steps, "", [[[batch]]], lambda step: after)
     moved = {"changes_weights": True, "moved": ("slow.weight",)}
-    ruling, _ = search_model(ModelEvidence(model, loss, [taken], 1, reading=Reading(operations_of(graph), 0, 0, graph=graph), **moved))
+    ruling, _ = search_model(
+        ModelEvidence(model, loss, [taken], 1, reading=Reading(operations_of(graph), 0, 0, graph=graph), **moved)
+    )
     says = says.replace("slow.weight", "the result of add_") if by_data else says
     assert [one.says for one in ruling.named] == [says]
     assert ruling.lines[0].torch is not None

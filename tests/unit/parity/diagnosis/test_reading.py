@@ -67,7 +67,7 @@ CASES = {
         Pieces(inner=stop),
         ("gradient_stopped",),
         "no gradient reaches the result of layer_norm in linear in fc2",
-        ("self.fc2(", "return x @"),
+        ("self.fc2(", "self.inner(norm("),
     ),
     "probabilities": (
         Pieces(logits=jax.nn.softmax),

@@ -31,9 +31,9 @@ CASES = {
     "order of the gates": (
         Pieces(cell=in_another_order),
         "other_order",
-        "the gates of lstm in the order (0, 2, 1, 3)",
+        "the parts of chunk of the gates in the order (0, 2, 1, 3)",
     ),
-    "tanh left out": (Pieces(cell=without_tanh), "call_left_out", "tanh of the cell state left out in lstm"),
+    "tanh left out": (Pieces(cell=without_tanh), "call_left_out", "tanh of the cell state left out"),
     "reset before the product": (
         Pieces(product=lambda r, h, w, b: (r * h) @ w.T + b),
         "call_moved",
@@ -42,7 +42,7 @@ CASES = {
     "a number added": (
         Pieces(cell=with_a_forget_bias),
         "addend",
-        "the result of chunk of the gates in sigmoid of the forget gate plus 1 in lstm",
+        "the result of chunk of the gates in sigmoid of the forget gate plus 1",
     ),
     "gates exchanged": (
         Pieces(mixed=lambda z, n, h: z * n + (1 - z) * h),
