@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from jaxddp.parity.diagnosis.forced.align import Aligner, Alignment, Twin, moments_of
-from jaxddp.parity.diagnosis.forced.layouts import Order
+from jaxddp.parity.diagnosis.forced.layouts import NEAR, Order, equal
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.graph import ARGUMENT, Graph
@@ -16,6 +16,7 @@ from jaxddp.parity.operations import SourceLine, are_near
 
 FEW = 3  # operations, from which on both sides of a segment must have almost the same inputs
 STRANGE = 3  # inputs that only one side has
+IN_PART, SEVERAL = 0.2, 4  # share of equal elements, and how many are different numbers, where others have no effect
 EDIT = 2  # cost of a call with a fault
 NEAREST = 12  # of the port's values that are tried in each of two places
 
@@ -200,6 +201,23 @@ class State:
         ends = outputs[0], twin.jax
         return Segment(of_torch, of_jax, ends, ends, True, twin.order, number, (edit,))
 
+    def in_effect(self) -> Alignment | None:
+        """Return the alignment with a value of the port in place of one of torch's of which some elements differ.
+
+        The loss must not: both programs leave these elements out later, such as those of padding.
+        """
+        for index in sorted(self.of_torch):
+            mine = self.alignment.arrays.get(index)
+            if mine is None or mine.dtype.kind != "f" or mine.size < 2:
+                continue
+            for _, twin in self._candidates(index, self.of_jax):
+                if not _is_equal_in_part(mine, self.aligner.array(twin, mine)):
+                    continue
+                changed = self._with(self.torch[index].call, {index: twin}, ())
+                if equal(changed.arrays[self.torch.end], self.alignment.arrays[self.torch.end]):
+                    return changed
+        return None
+
     def _replacements(
         self, places: tuple[int, ...], most: int, among: set[int] | None
     ) -> list[tuple[int, dict[int, Twin]]]:
@@ -230,7 +248,9 @@ class State:
             array = self.jax[k].array
             if array is None or (array.dtype.kind == "f") != (node.array.dtype.kind == "f"):
                 continue
-            for order in self.aligner.layouts.possible(node.array.shape, array.shape):
+            # A value in place of an equal one is there as it was elsewhere: there are too many others.
+            orders = self.aligner.layouts.possible(node.array.shape, array.shape, seen=twin is not None)
+            for order in orders:
                 if twin is None or twin.jax != k or not np.array_equal(order, twin.order):
                     yield cost, Twin(k, order)
 
@@ -339,6 +359,12 @@ def _places(suspected: list[int], others: list[int]) -> Iterator[tuple[int, ...]
     else:
         yield from ((k,) for k in others)
         yield from itertools.combinations(others, 2)
+
+
+def _is_equal_in_part(x: np.ndarray, y: np.ndarray) -> bool:
+    """Return whether some elements of two arrays are equal, and several of these differ from each other."""
+    same = np.isclose(x, y, rtol=NEAR, atol=0.0)
+    return bool(IN_PART <= same.mean() < 1) and np.unique(x[same]).size >= SEVERAL
 
 
 def _moves_only(result: np.ndarray, given: Iterable[np.ndarray]) -> bool:

@@ -50,12 +50,19 @@ class Layouts:
     def __init__(self) -> None:
         self._seen: dict[tuple[Shape, Shape], list[Order]] = defaultdict(list)
 
-    def possible(self, torch: Shape, jax: Shape) -> Iterator[Order]:
-        """Yield the orders in which an array of torch may hold the values of one of the port."""
-        seen = self._seen[torch, jax]
-        yield from seen
+    def possible(self, torch: Shape, jax: Shape, seen: bool = False) -> Iterator[Order]:
+        """Yield the orders in which an array of torch may hold the values of one of the port.
+
+        Args:
+            torch, jax: the shapes.
+            seen: only those that were seen before, if there are any.
+        """
+        known = self._seen[torch, jax]
+        yield from known
+        if known and seen:
+            return
         for order in _of_axes(torch, jax):
-            if not any(np.array_equal(order, known) for known in seen):
+            if not any(np.array_equal(order, other) for other in known):
                 yield order
 
     def matching(self, torch: np.ndarray, jax: np.ndarray, near: float = NEAR) -> Order | None:

@@ -52,9 +52,11 @@ class SegmentSubject:
 
     @cached_property
     def inside(self) -> list[int]:
-        """Numbers of the calls of the segments, of those that make what they end with, and of the next ones."""
+        """Numbers of the calls of the segments, of those that move what they are given or end with, and the next ones."""
         indices = {k for one in self.segments for k in one.torch}
+        given = {k for index in indices for k in self._torch[index].inputs}
         indices |= {k for one in self.segments for k in self._moved(one.ends[0])}
+        indices |= {k for index in given for k in [*self._moved(index)][:-1]}
         found = {self._torch[k].call for k in indices} | {one.call for one in self.segments}
         return sorted(found - {ARGUMENT})
 

@@ -11,7 +11,9 @@ from jax import numpy as jnp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from jaxddp.parity.diagnosis.forced.align import Aligner
 from jaxddp.parity.diagnosis.forced.causes import located_faults
+from jaxddp.parity.diagnosis.forced.hits import State
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
 from jaxddp.parity.jax_side.value_graph import graph_of
 from jaxddp.parity.operations import SegmentText
@@ -171,3 +173,49 @@ def test_a_segment_has_the_values_that_differ_most(reference: Any) -> None:
     place = np.unravel_index(np.abs(batch["x"]).argmax(), batch["x"].shape)
     assert segment.element == place
     np.testing.assert_allclose(segment.values, (batch["x"][place], batch["x"][place] * 8**0.5), rtol=1e-12)
+
+
+LENGTHS = np.array([3, 5, 2])
+
+
+class Padded(nn.Module):
+    """Weights of attention over words, of which some are padding, whose states are 0 in torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states, self.query = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.linspace(-1.0, 1.0, WIDTH))
+
+
+def padded_in_torch(model: Padded, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    is_word = (torch.arange(TIME) < torch.from_numpy(LENGTHS)[:, None]).unsqueeze(-1)
+    states = torch.tanh(model.states(batch["x"]) * is_word)
+    share = (states @ model.query).masked_fill(~is_word.squeeze(-1), -torch.inf).softmax(-1)
+    return {"loss": (states * share[..., None]).sum(1).square().sum(-1).exp().mean()}
+
+
+def padded_in_jax(p: Mapping[str, jax.Array], batch: Mapping[str, jax.Array], first: float) -> jax.Array:
+    """Return the loss without a mask before the softmax; a factor of the first word is 1 in torch."""
+    factors = jnp.where(jnp.arange(TIME) == 0, first, 1.0)[None, :, None]
+    states = jnp.tanh((batch["x"] * factors) @ p["states.weight"].T + p["states.bias"][None, None])
+    share = jax.nn.softmax(states @ p["query"]) * (jnp.arange(TIME)[None] < LENGTHS[:, None])
+    return jnp.exp(jnp.square(jnp.einsum("btw,bt->bw", states, share)).sum(-1)).mean()
+
+
+@pytest.mark.parametrize(("first", "has_effect"), [(1.0, False), (2.0, True)], ids=["padding", "a word"])
+def test_a_value_that_differs_in_part_is_the_ports_if_that_has_no_effect_on_torchs_loss(
+    first: float, has_effect: bool
+) -> None:
+    torch.manual_seed(0)
+    model, rng = Padded().double(), np.random.default_rng(0)
+    batch, state = {"x": rng.normal(size=(BATCH, TIME, WIDTH))}, {k: x.numpy() for k, x in model.state_dict().items()}
+    loss = TorchGraph(model, padded_in_torch, {k: torch.from_numpy(x) for k, x in batch.items()})
+    with jax.enable_x64(True):
+        arguments = [{k: jnp.asarray(x) for k, x in of.items()} for of in (state, batch)]
+        aligner = Aligner(loss, graph_of(lambda p, b: padded_in_jax(p, b, first), arguments))
+    before = aligner.start()
+    after = State(aligner, before).in_effect()
+    assert (after is None) == has_effect
+    if after is not None:
+        [(index, twin)] = after.forced.items()
+        assert loss.graph[index].name == "tanh" and aligner.jax[twin.jax].name == "tanh"
+        np.testing.assert_allclose(after.arrays[loss.graph.end], before.arrays[loss.graph.end], rtol=1e-14)
