@@ -266,7 +266,7 @@ class Location:
                 yield Segment((t,), (first,), (t, first), None, True, None, number, (edit,))
 
     def _alike(self, state: State, changed: Alignment, number: int, of_jax: Sequence[int]) -> int:
-        """Return the value of the port that is likeliest what a call computes: it is given the same, or has its name."""
+        """Return the value of the port that is likeliest that of a call: given the same, or of its name."""
         node = self.torch[self.torch.outputs[number][0]]
         given = [self.jax[changed.twins[k].jax].moments for k in node.inputs if k in changed.twins]
         inputs = {k: [self.jax[i].moments for i in self.jax[k].inputs] for k in of_jax}

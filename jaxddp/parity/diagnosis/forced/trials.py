@@ -52,7 +52,7 @@ class SegmentSubject:
 
     @cached_property
     def inside(self) -> list[int]:
-        """Numbers of the calls of the segments, of those that move what they are given or end with, and the next ones."""
+        """Numbers of the calls of segments, of those that move what these are given or end with, and the next ones."""
         indices = {k for one in self.segments for k in one.torch}
         given = {k for index in indices for k in self._torch[index].inputs}
         indices |= {k for one in self.segments for k in self._moved(one.ends[0])}
