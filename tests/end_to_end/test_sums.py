@@ -143,7 +143,7 @@ FAULTS: dict[str, tuple[list[Change], str, list[tuple[str, str, tuple[str, ...]]
     "beta2": ([BETA], "", [("update", "rnn.bias_ih_l0", ("betas",)), *SUM_ALONE]),
     "factor": ([FACTOR], "", [("local_loss", "loss", ("loss_scale",)), *SUM_ALONE]),
     "gates": ([GATES], "", [("local_loss", "loss", ("other_order",)), *SUM_ALONE]),
-    "counted twice": ([COUNTED_TWICE], "", [("local_loss", "loss", ()), *SUM_ALONE]),
+    "counted twice": ([COUNTED_TWICE], "", [("local_loss", "loss", ("call_added",)), *SUM_ALONE]),
 }
 SLOW = {"gates", "counted twice", "momentum and L2"}
 

@@ -264,13 +264,16 @@ class State:
             results = aligner.made(alignment, number, arrays)
         except IMPOSSIBLE:
             return None
-        for result in results:
-            if _moves_only(result, arrays.values()):
-                return None
-            twin = aligner.twin_of(result, among)
+        outputs = self.torch.outputs[number]
+        needed = [(k, x) for k, x in zip(outputs, results, strict=False) if k in self.of_torch or len(outputs) == 1]
+        joined: tuple[int, int] | None = None
+        for k, result in needed:
+            twin = None if _moves_only(result, arrays.values()) else aligner.twin_of(result, among)
             if twin is None or not self.jax[twin.jax].is_telling:
                 return None
-            joined = self.torch.outputs[number][0], twin.jax
+            joined = (k, twin.jax) if joined is None else joined
+        if joined is None:
+            return None
         equal = {k for k in replaced if k not in self.of_torch}
         # The port uses another value in place of an equal one: in this call, or in all.
         ways = [self._with(number, replaced, edges) for edges in ([equal, set()] if equal else [equal])]
