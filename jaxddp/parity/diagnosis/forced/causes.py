@@ -23,13 +23,14 @@ from jaxddp.parity.diagnosis.forced.trials import RANKS, SegmentSubject
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
 from jaxddp.parity.diagnosis.forward.sites import patches_of
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, residual_at
-from jaxddp.parity.graph import Graph
+from jaxddp.parity.graph import ARGUMENT, Graph
 from jaxddp.parity.operations import SegmentText
 
 MOST_COVERING = 6  # faults whose names are tried on others
 NEARBY = 4  # faults after one, of which one may be a part of it
 MOST_OPERATIONS = 24  # of the port, in such a segment
 MAY_COLLAPSE = ("factor", "addend", "other_operand", "call_added")  # faults that explain anything if values vanish
+REDUCTION = "other_expression"  # fault of a mean or sum over other elements, see `substitutes`
 MOST_NAMES = 3  # of a segment, if a run cannot tell them apart
 LONGEST = 240  # characters of what both sides compute, if it stands in place of a name
 MOST_CALLS = 8  # of torch, in a segment that is named by what both sides compute
@@ -176,7 +177,8 @@ class Naming:
 
     def _combined(self, faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:
         """Yield the faults; two that are close, as the two places of a call that is moved, as one."""
-        waiting = sorted(_different(faults), key=lambda fault: fault.place[0].call)
+        # A segment that ends with the losses is the last one.
+        waiting = sorted(_different(faults), key=lambda one: (one.place[0].call == ARGUMENT, one.place[0].call))
         while waiting:
             first = waiting.pop(0)
             for second in waiting[:NEARBY]:
@@ -188,10 +190,14 @@ class Naming:
             yield first
 
     def _both(self, first: LocatedFault, second: LocatedFault) -> LocatedFault | None:
-        """Return two faults as one if one of them has no sure name, and what they compute can be said in a line."""
+        """Return two faults as one if one of them has no sure name, and what they compute can be said in a line.
+
+        Two that have names are one reduction in place of another, such as a mean of all elements.
+        """
         place = [*first.place, *second.place]
         if first.names and second.names:
-            return None
+            both = self._fault(place) if self._expressions.is_chain(place) else None
+            return both if both and any(name.change.fault == REDUCTION for name in both.names) else None
         if self._expressions.is_chain(place):
             both = self._fault(place)
             return both if both.names or both.says else None

@@ -39,7 +39,7 @@ OPERANDS = {
     **dict.fromkeys(("sub", "sub_"), "{} minus"),
     **dict.fromkeys(("rsub", "__rsub__"), "{} subtracted from"),
     **dict.fromkeys(("pow", "pow_"), "{} to the power"),
-    **{"__rdiv__": "{} as the divisor of", "__rpow__": "{} as the exponent of"},
+    **{"__rdiv__": "{} as the divisor of", "__rpow__": "{} as the exponent of the base"},
     **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne"), "{} compared with"),
 }
 
