@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxddp.parity.diagnosis.forced.expressions import MOVES
-from jaxddp.parity.diagnosis.forced.hits import Segment
+from jaxddp.parity.diagnosis.forced.hits import Segment, moves
 from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
 from jaxddp.parity.diagnosis.forward.reading import NO_TRACE
@@ -29,9 +29,7 @@ def text_of(location: Location, place: Sequence[Segment]) -> SegmentText:
     torch, jax = location.torch, location.jax
     next_of_torch, next_of_jax = place[-1].joined or place[-1].ends
     of_jax, of_torch = ([k for one in place for k in getattr(one, side)] for side in ("jax", "torch"))
-    # Where the port uses a value again, it may have computed it again.
-    used = next_of_jax if of_jax else max((k for k in jax[next_of_jax].inputs if jax[k].line), default=next_of_jax)
-    lines = Lines(_last_line(jax, of_jax, used), _last_line(torch, of_torch, next_of_torch))
+    lines = Lines(_last_line(jax, of_jax, next_of_jax), _last_line(torch, of_torch, next_of_torch))
     if of_torch and not of_jax:
         lines = _of_call_left_out(location, place, torch[of_torch[-1]].call) or lines
     element, values = _largest_difference(location, place[-1])
@@ -43,11 +41,11 @@ def lines_of(location: Location, place: Sequence[Segment], lines: Lines, call: C
     if name.change.fault in LEFT_OUT:
         number = next(n for n, one in enumerate(location.loss.calls) if one is call)
         lines = _of_call_left_out(location, place, number) or lines
-    jax = [location.jax[k] for one in place for k in (*one.jax, *(one.joined or one.ends)[1:])]
-    value = name.value
+    indices = [k for one in place for k in (*one.jax, *(one.joined or one.ends)[1:])]
+    jax, value = [location.jax[k] for k in indices], name.value
     if name.change.fault in OF_ARGUMENTS and value is None:  # the port's first operation has it
-        shown = (node.line for node in jax if node.line is not None and node.name not in MOVES)
-        lines = Lines(next(shown, lines.jax), lines.torch)
+        shown = (location.jax[k].line for k in indices if not moves(location.jax, k))
+        lines = Lines(next((line for line in shown if line is not None), lines.jax), lines.torch)
     alike = (node.line for node in jax if value is not None and value not in NO_TRACE and _has(node, value))
     return Lines(next((line for line in alike if line is not None), lines.jax), call.line or lines.torch)
 

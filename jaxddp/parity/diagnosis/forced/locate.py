@@ -144,7 +144,7 @@ class Location:
         """Return the best hit that takes the fewest operations; a fault of a call may leave less."""
         edits = [*self._edits(state)] if costs[0] == 0 and not state.trials else []
         edited = self._best(state, edits) if edits else None
-        found: list[Hit] = [edited] if edited else []
+        found, last = list[Hit](), [edited] if edited else []
         for most in costs:
             hits: list[Hit] = []
             for number in calls_of(self.torch, state.of_torch) if edited is None or edited.left else ():
@@ -152,13 +152,13 @@ class Location:
                     break
                 hits += state.hits(number, most)
             found += [self._best(state, hits)] if hits else []
-            best = min(found, key=lambda hit: hit.left, default=None)
+            best = min((*found, *last), key=lambda hit: hit.left, default=None)
             is_sure = best is not None and (best is not edited or most >= EDIT or not best.left)
             if best is not None and is_sure and not (most < EDIT and self._is_weak(state, best)):
                 self.trials += state.trials
                 return best
         self.trials += state.trials
-        return min(found, key=lambda hit: hit.left, default=None)
+        return min((*found, *last), key=lambda hit: hit.left, default=None)
 
     def _is_weak(self, state: State, hit: Hit) -> bool:
         """Return whether a hit puts a value in place of an equal one, and little more than its result is equal then."""
@@ -275,6 +275,8 @@ class Location:
             lambda k: self.jax[k].name == node.name,
             lambda k: state.of_jax.isdisjoint(self.jax[k].inputs),
         ]
+        # A fault of several calls has no call of its own.
+        ways = ways[-1:] if any(edit.change.setting for edit in changed.edits[number]) else ways
         return next((k for way in ways for k in of_jax if way(k)), self.jax.end)
 
     def _shown(self, changed: Alignment, numbers: Sequence[int]) -> Sequence[int]:

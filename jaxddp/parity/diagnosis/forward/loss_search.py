@@ -6,10 +6,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
-from jaxddp.parity.diagnosis.forward.candidates import edits_of_inputs, edits_of_layers, in_words
+from jaxddp.parity.diagnosis.forward.candidates import (
+    edits_of_constants,
+    edits_of_inputs,
+    edits_of_layers,
+    in_words,
+)
 from jaxddp.parity.diagnosis.forward.fault_lines import lines_of_items
 from jaxddp.parity.diagnosis.forward.located_causes import Planted, ruling_on
-from jaxddp.parity.diagnosis.forward.reading import Reading
+from jaxddp.parity.diagnosis.forward.reading import Reading, parted_with
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.diagnosis.search.fault_search import find_faults
@@ -61,12 +66,15 @@ class LossSearch:
             return self._with_title(reading, ruling, named)
         for search in (partial(self.by_catalogue, pairs=False), partial(self._of_many_calls, reading, words, inputs)):
             by_replays, planted = search()
-            if by_replays.named:
+            if by_replays.named and self._is_true_elsewhere(reading, planted):
                 return self._with_lines(reading, replace(by_replays, segments=ruling.segments), planted)
         return ruling, named
 
     def _with_lines(self, reading: Reading, ruling: Ruling, named: tuple[Item, ...]) -> tuple[Ruling, tuple[Item, ...]]:
         return replace(ruling, lines=lines_of_items(self.subject, reading, named, self.evidence.made)), named
+
+    def _is_true_elsewhere(self, reading: Reading, items: Sequence[Item]) -> bool:
+        return not self.subject.is_known_elsewhere(reading) or self.subject.is_true_elsewhere(reading, items)
 
     def _with_planted(self, planted: tuple[CallEdit, ...]) -> tuple[Ruling, tuple[Item, ...]]:
         """Return the ruling on further faults of the catalogue beside some."""
@@ -88,10 +96,11 @@ class LossSearch:
     def _of_many_calls(
         self, reading: Reading, words: Mapping[int, str], inputs: Mapping[int, str]
     ) -> tuple[Ruling, tuple[Item, ...]]:
-        """Return the ruling on how the batch is taken, and on layers that were opened."""
-        calls = self.subject.calls(reading.step, reading.rank, reads=True)
+        """Return the ruling on how the batch is taken, on layers that were opened, and on constants in two places."""
+        calls, parted = parted_with(self.subject, reading, ())
         words = in_words(calls, words)
         edits = [*edits_of_inputs(calls, words, inputs), *edits_of_layers(calls, words)]
+        edits += edits_of_constants([calls[k] for k in parted.of_torch], words, parted.numbers)
         return find_faults(self.subject, edits, self.probe, self.floor, self.replays, pairs=False)
 
 

@@ -8,7 +8,7 @@ from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import numbers_of
 from jaxddp.parity.diagnosis.search.fit import Subject
 from jaxddp.parity.graph import Graph
-from jaxddp.parity.operations import Operation, Operations, SourceLine, differing, needed_by
+from jaxddp.parity.operations import Operation, Operations, SourceLine, differing, needed_by, readings
 
 NO_TRACE = (0.0, 1.0)  # numbers of a port that may leave no trace in its program: x + 0, 1 * x
 SUMS = ("reduce_sum", "dot_general")  # primitives that add values up
@@ -71,6 +71,17 @@ class Parting:
     jax: Operations
     of_torch: tuple[int, ...]
     of_jax: tuple[int, ...]
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """Numbers in the port's operations here that the reference's cannot be, however either has computed them."""
+        there = {number for index in self.of_torch for one in self.torch[index].numbers for number in readings(one)}
+        return tuple(x for x in self.all_numbers if not any(abs(x - y) <= 1e-9 * abs(x) for y in there))
+
+    @property
+    def all_numbers(self) -> tuple[float, ...]:
+        """Numbers in the port's operations here, whether the reference has them too or not."""
+        return tuple(dict.fromkeys(number for index in self.of_jax for number in self.jax[index].numbers))
 
     @property
     def computes_zero(self) -> bool:
