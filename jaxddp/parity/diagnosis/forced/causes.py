@@ -147,8 +147,7 @@ class Naming:
         if fault.names or not 1 < len(calls) <= MOST_CALLS:
             return [fault]
         pair = labelled_pair(self._location, place, self._values, self._edits)
-        planted = with_names(self._location, place, pair)
-        if not pair or not all(holds(self._location, planted, other) for other in self._others):
+        if not pair or not self._is_true(place, pair):
             return [fault]
         return [self._named(fault, (self._together([name]),)) for name in pair]
 
@@ -216,16 +215,19 @@ class Naming:
     def _names(self, place: Place, known: Sequence[CallEdit] | None) -> Iterator[CallEdit]:
         """Yield the names of a fault that are true on other inputs, too."""
         tried = self._location, place, self._values, self._edits
-
-        def is_true(name: CallEdit) -> bool:
-            planted = with_names(self._location, place, [name])
-            if not all(holds(self._location, planted, other) for other in self._others):
-                return False
-            return name.change.fault not in MAY_COLLAPSE or not collapses(self._location, planted)
-
         for like in [None] if known is None else known:
-            for name in labelled(*tried, like, is_true=is_true)[: 1 if like else MOST_NAMES]:
+            for name in labelled(*tried, like, is_true=lambda name: self._is_true(place, [name]))[
+                : 1 if like else MOST_NAMES
+            ]:
                 yield self._together([name])
+
+    def _is_true(self, place: Place, names: Sequence[CallEdit]) -> bool:
+        """Return whether faults do the same on other inputs, too, and not only since values vanish."""
+        planted = with_names(self._location, place, names)
+        if not all(holds(self._location, planted, other) for other in self._others):
+            return False
+        may_collapse = any(name.change.fault in MAY_COLLAPSE for name in names)
+        return not may_collapse or not collapses(self._location, planted)
 
     def _together(self, alike: Sequence[CallEdit]) -> CallEdit:
         """Return a fault in several places as one, with the pattern of their layers if there is one."""

@@ -1,5 +1,6 @@
 """Search for the faults of a loss: those that are located first, then those that only a replay of all calls shows."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +20,7 @@ from jaxddp.parity.diagnosis.forward.replay import ModelEvidence
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.diagnosis.search.fault_search import find_faults
 from jaxddp.parity.diagnosis.search.fit import Item
+from jaxddp.parity.operations import readings
 
 if TYPE_CHECKING:
     from jaxddp.parity.diagnosis.forward.loss_causes import LossAndGradients
@@ -74,6 +76,12 @@ class LossSearch:
         return replace(ruling, lines=lines_of_items(self.subject, reading, named, self.evidence.made)), named
 
     def _is_true_elsewhere(self, reading: Reading, items: Sequence[Item]) -> bool:
+        """Return whether the port has the numbers of faults, which do the same on other inputs, if they are known."""
+        edits = [item for item in items if isinstance(item, CallEdit) and item.change.fault == "number"]
+        numbers = [y for one in reading.program for x in one.numbers for y in readings(x)]
+        fitted = [edit.value for edit in edits if edit.value is not None]
+        if not all(any(math.isclose(x, y, rel_tol=1e-9) for y in numbers) for x in fitted):
+            return False
         return not self.subject.is_known_elsewhere(reading) or self.subject.is_true_elsewhere(reading, items)
 
     def _with_planted(self, planted: tuple[CallEdit, ...]) -> tuple[Ruling, tuple[Item, ...]]:
