@@ -105,7 +105,7 @@ class GraphTrace(CallTrace):
         return index if self._versions[index] == x._version else self._written(x, index)
 
     def _written(self, x: Tensor, index: int) -> int:
-        """Return a value of a tensor after all that was written to its memory since; `data` has versions of its own."""
+        """Return a value of a tensor after all that was written to its memory since; `data` counts versions apart."""
         writers = [k for k in self._writers[x.untyped_storage().data_ptr()] if k > index]
         places = [_Place.of(self.held[k]) for k in (index, *writers)]
         if not writers or places[-1] == places[0]:
@@ -198,9 +198,7 @@ class TorchGraph:
         Raises:
             One of `fit.IMPOSSIBLE`: a call cannot be made again.
         """
-        end = self.graph.end
-        while not self.has_gradient(end) and len(self.graph[end].inputs) == 1:  # a step returns its loss detached
-            (end,) = self.graph[end].inputs
+        end = self._differentiated()
         found = {end: np.ones_like(self.graph[end].array)}
         for number in sorted(self.graph.outputs.keys() - {ARGUMENT}, reverse=True):
             outputs = self.graph.outputs[number]
@@ -212,6 +210,15 @@ class TorchGraph:
                 if part is not None:
                     found[k] = np.asarray(found[k] + part) if k in found else part
         return found | {k: x for k, x in (forced or {}).items() if self.graph[k].call == ARGUMENT}
+
+    def _differentiated(self) -> int:
+        """Return the value whose gradients are taken: the loss, or what a step detaches before it returns it."""
+        index = self.graph.end
+        while not self.has_gradient(index):
+            if len(self.graph[index].inputs) != 1:
+                return self.graph.end
+            (index,) = self.graph[index].inputs
+        return index
 
     def has_gradient(self, index: int) -> bool:
         """Return whether a value is a parameter, or passes its gradient on to one."""
