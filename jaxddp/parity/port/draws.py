@@ -205,7 +205,7 @@ class Served:
 
     @property
     def rest(self) -> dict[str, Any]:
-        """The batch without the numbers; the factor of a scaled loss stays, see `jaxddp.parity.port.variants`."""
+        """Return the batch without the numbers; the factor of a loss (see `jaxddp.parity.port.variants`) stays."""
         names = {f"{ENTRY}{k}" for k in range(len(self._draws))}
         return {name: array for name, array in self._batch.items() if name not in names}
 

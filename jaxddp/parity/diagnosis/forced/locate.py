@@ -144,21 +144,21 @@ class Location:
         """Return the best hit that takes the fewest operations; a fault of a call may leave less."""
         edits = [*self._edits(state)] if costs[0] == 0 and not state.trials else []
         edited = self._best(state, edits) if edits else None
-        found, last = list[Hit](), [edited] if edited else []
+        by_values, by_edit = list[Hit](), [edited] if edited else []
         for most in costs:
             hits: list[Hit] = []
             for number in calls_of(self.torch, state.of_torch) if edited is None or edited.left else ():
                 if self.trials + state.trials > (MOST_TRIALS if most <= CHEAP else MOST_FAR_TRIALS):
                     break
                 hits += state.hits(number, most)
-            found += [self._best(state, hits)] if hits else []
-            best = min((*found, *last), key=lambda hit: hit.left, default=None)
+            by_values += [self._best(state, hits)] if hits else []
+            best = min((*by_values, *by_edit), key=lambda hit: hit.left, default=None)
             is_sure = best is not None and (best is not edited or most >= EDIT or not best.left)
             if best is not None and is_sure and not (most < EDIT and self._is_weak(state, best)):
                 self.trials += state.trials
                 return best
         self.trials += state.trials
-        return min((*found, *last), key=lambda hit: hit.left, default=None)
+        return min((*by_values, *by_edit), key=lambda hit: hit.left, default=None)
 
     def _is_weak(self, state: State, hit: Hit) -> bool:
         """Return whether a hit puts a value in place of an equal one, and little more than its result is equal then."""

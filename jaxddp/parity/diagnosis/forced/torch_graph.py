@@ -1,5 +1,6 @@
 """The reference's loss as a graph of values, and the values that it computes from others. Imports no jax."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -90,12 +91,21 @@ class GraphTrace(CallTrace):
         Raises:
             ValueError: it is the result of no call that was recorded.
         """
-        if (index := self._index.get(id(x))) is not None:
-            return self._written(x, index)
-        same = [k for k, one in enumerate(self.held) if one.numel() == 1 == x.numel() and bool((one == x).all())]
+        index = None if id(x) not in self._index else self._written(x, self._index[id(x)])
+        source = len(self.nodes) if index is None else self._source(index)
+        if index is not None and (self.nodes[source].inputs or self.nodes[source].call == ARGUMENT or x.numel() != 1):
+            return index
+        near, values = torch.finfo(x.dtype).eps, enumerate(self.held[:source])
+        same = [k for k, one in values if one.numel() == 1 and math.isclose(float(one), float(x), rel_tol=near)]
         if not same:
             raise ValueError("the loss is the result of no call that was recorded")
         return same[-1]
+
+    def _source(self, index: int) -> int:
+        """Return the value from which calls of a single tensor make another one, as `detach` does."""
+        while len(self.nodes[index].inputs) == 1:
+            (index,) = self.nodes[index].inputs
+        return index
 
     def _node_of(self, x: Tensor) -> int:
         """Return the value that a tensor holds now."""

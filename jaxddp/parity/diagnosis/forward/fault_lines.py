@@ -68,12 +68,7 @@ def _lines_of_edit(
     planted = program_of(with_all)
     place = next((k for k, one in enumerate(with_all) if one.site == call.site), None)
     after = [] if place is None else depending(planted, place)
-    if fault == "gradient_not_stopped":  # the values that are made of the call's tell where its gradient passes
-        after = [k for k in after if planted[k].results and planted[k].results != call.results]
-        outside = any(with_all[k].within for k in after[:1])
-    elif fault == "gradient_stopped":
-        after, outside = [], False  # the port's line is the one that does what the call does
-    elif fault == "call_added" or (
+    if fault == "call_added" or (
         fault in LEFT_OUT and not item.change.also and _is_used_on_line(parted.torch, index, call)
     ):
         after = []  # the port's line is the first that does more, or the one that uses the input

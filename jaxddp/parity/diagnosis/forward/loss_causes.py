@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from jaxddp.parity.diagnosis.forced.causes import LocatedFault, located_faults
-from jaxddp.parity.diagnosis.forced.forced_values import LOSS_NEAR, OtherInputs
+from jaxddp.parity.diagnosis.forced.forced_values import OtherInputs
 from jaxddp.parity.diagnosis.forced.gradients import gradient_faults
 from jaxddp.parity.diagnosis.forced.labels import Changes, Edits
 from jaxddp.parity.diagnosis.forward.call_changes import (
@@ -211,20 +211,6 @@ class LossAndGradients:
             loss = self._replay.graph(reading.step, reading.rank)
             return gradient_faults(loss, graph, Edits(loss, names, inputs))
         return []
-
-    def is_known_elsewhere(self, reading: Reading) -> bool:
-        """Return whether the port's loss on other inputs is known, and finite."""
-        jax = reading.varied.get(TURNED)
-        return jax is not None and jax[jax.end].array is not None and bool(np.isfinite(jax[jax.end].array).all())
-
-    def is_true_elsewhere(self, reading: Reading, items: Sequence[Item]) -> bool:
-        """Return whether faults give the port's loss on other inputs, too, where it is known."""
-        jax, patches = reading.varied[TURNED], [item for item in items if isinstance(item, CallEdit)]
-        other_rank = (reading.rank + 1) % len(self.ranks)
-        with contextlib.suppress(*IMPOSSIBLE):
-            loss = self._replay.loss(reading.step, other_rank, TURNED, patches)
-            return bool(np.allclose(loss, jax[jax.end].array.sum(), rtol=LOSS_NEAR, atol=0.0))
-        return False
 
     def _other_inputs(self, reading: Reading) -> Iterator[OtherInputs]:
         """Yield the other inputs on which the port's program was run."""

@@ -1,6 +1,5 @@
 """Search for the faults of a loss: those that are located first, then those that only a replay of all calls shows."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,6 @@ from jaxddp.parity.diagnosis.forward.replay import ModelEvidence
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.diagnosis.search.fault_search import find_faults
 from jaxddp.parity.diagnosis.search.fit import Item
-from jaxddp.parity.operations import readings
 
 if TYPE_CHECKING:
     from jaxddp.parity.diagnosis.forward.loss_causes import LossAndGradients
@@ -68,21 +66,12 @@ class LossSearch:
             return self._with_title(reading, ruling, named)
         for search in (partial(self.by_catalogue, pairs=False), partial(self._of_many_calls, reading, words, inputs)):
             by_replays, planted = search()
-            if by_replays.named and self._is_true_elsewhere(reading, planted):
+            if by_replays.named:
                 return self._with_lines(reading, replace(by_replays, segments=ruling.segments), planted)
         return ruling, named
 
     def _with_lines(self, reading: Reading, ruling: Ruling, named: tuple[Item, ...]) -> tuple[Ruling, tuple[Item, ...]]:
         return replace(ruling, lines=lines_of_items(self.subject, reading, named, self.evidence.made)), named
-
-    def _is_true_elsewhere(self, reading: Reading, items: Sequence[Item]) -> bool:
-        """Return whether the port has the numbers of faults, which do the same on other inputs, if they are known."""
-        edits = [item for item in items if isinstance(item, CallEdit) and item.change.fault == "number"]
-        numbers = [y for one in reading.program for x in one.numbers for y in readings(x)]
-        fitted = [edit.value for edit in edits if edit.value is not None]
-        if not all(any(math.isclose(x, y, rel_tol=1e-9) for y in numbers) for x in fitted):
-            return False
-        return not self.subject.is_known_elsewhere(reading) or self.subject.is_true_elsewhere(reading, items)
 
     def _with_planted(self, planted: tuple[CallEdit, ...]) -> tuple[Ruling, tuple[Item, ...]]:
         """Return the ruling on further faults of the catalogue beside some."""

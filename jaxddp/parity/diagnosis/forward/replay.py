@@ -170,11 +170,6 @@ class Replay:
         module, batch = self._varied_module(step, way), self._first_batch(step, rank)
         return TorchGraph(module, self._evidence.loss_fn, batch, *self._evidence.moved[:1])
 
-    def loss(self, step: int, rank: int, way: str, patches: Sequence[CallEdit]) -> float:
-        """Return the loss of a replica's first micro-batch with parameters that are varied, and faults planted."""
-        batch, loss_fn = self._first_batch(step, rank), self._evidence.loss_fn
-        return float(_forward(self._varied_module(step, way), loss_fn, batch, CallTrace(patches))[0].detach())
-
     def _first_batch(self, step: int, rank: int) -> Mapping[str, Tensor]:
         return self._evidence.steps[step].micro_batches[rank][0]
 

@@ -219,3 +219,20 @@ def test_a_value_that_differs_in_part_is_the_ports_if_that_has_no_effect_on_torc
         [(index, twin)] = after.forced.items()
         assert loss.graph[index].name == "tanh" and aligner.jax[twin.jax].name == "tanh"
         np.testing.assert_allclose(after.arrays[loss.graph.end], before.arrays[loss.graph.end], rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("returned", "name"),
+    [(lambda loss: loss.detach(), "detach"), (lambda loss: torch.as_tensor(float(loss)).detach(), "sum")],
+    ids=["a tensor", "a number"],
+)
+def test_a_loss_that_a_step_returns_ends_its_graph(returned: Callable[[Tensor], Tensor], name: str) -> None:
+    x = {"x": torch.linspace(0.1, 0.9, 3)}
+    loss = TorchGraph(nn.ReLU(), lambda model, batch: {"loss": returned((2 * model(batch["x"])).sum())}, x)
+    assert loss.graph[loss.graph.end].name == name
+    assert loss.graph[loss.graph.end].inputs
+
+
+def test_a_number_that_no_call_has_computed_is_no_loss() -> None:
+    with pytest.raises(ValueError, match="no call"):
+        TorchGraph(nn.ReLU(), lambda model, batch: {"loss": torch.as_tensor(7.0)}, {"x": torch.ones(3)})
