@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.tables import table
 from jaxddp.parity.checking import check
 from jaxddp.parity.findings import Difference
+from jaxddp.parity.progress import CAUSES
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.workers import Workers
@@ -93,7 +94,7 @@ def scored(label: str, faults: Sequence[Any], report: Report, seconds: float) ->
         all(jax & _numbers(texts[0], fault.jax_lines) for fault in faults),
         all(torch & _numbers(texts[1], fault.torch_lines) for fault in faults),
         max((len(one.torch) for one in segments), default=-1),
-        (seconds, report.part_seconds.get("causes", 0.0)),
+        (seconds, report.part_seconds[CAUSES]),
         tuple(causes or operations or map(str, report.problems)),
     )
 

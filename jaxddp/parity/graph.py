@@ -7,10 +7,13 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxddp.parity.operations import Moments, Operation, Operations, SourceLine, moments
+from jaxddp.parity.operations import Moments, Operation, Operations, Results, SourceLine, moments
 
 SLICE = "slice of a loop's step"
 NOTHING = moments(np.zeros(0))
+MOST_NEEDED = 2**24  # elements of the values of a large program that are read as arrays
+SMALL = 2**20  # elements of a weight that may be one of them
+BEFORE = 8  # operations before a value: they may have moved numbers, which moments do not show
 ARGUMENT = -1  # number of the call of a parameter, a buffer, an entry of the batch or a constant
 
 
@@ -81,6 +84,11 @@ class Graph(Sequence[Node]):
     def __len__(self) -> int:
         return len(self._nodes)
 
+    @property
+    def is_partial(self) -> bool:
+        """Return whether values are known only by their moments."""
+        return any(node.size and node.array is None for node in self._nodes)
+
     @cached_property
     def users(self) -> list[list[int]]:
         """For each value, the values that are computed from it."""
@@ -105,6 +113,13 @@ class Graph(Sequence[Node]):
     def after(self, index: int, within: Collection[int]) -> set[int]:
         """Return the values of a region that are computed from a value, through values of the region."""
         return self._reached(self.users[index], within, self.users.__getitem__)
+
+    def near(self, index: int, most: int) -> set[int]:
+        """Return a value and those from which at most some operations compute it."""
+        found = {index}
+        for _ in range(most):
+            found |= {x for k in found for x in self._nodes[k].inputs}
+        return found
 
     def border(self, region: Collection[int]) -> set[int]:
         """Return the values outside of a region from which it is computed."""
@@ -135,6 +150,40 @@ def differing(graph: Graph, equal: Container[int]) -> set[int]:
             found.add(index)
             waiting += graph[index].inputs
     return found
+
+
+def needed_values(jax: Graph, torch: Operations) -> tuple[int, ...]:
+    """Return the first values of a large program that torch does not compute, and what they are computed from.
+
+    Args:
+        jax: the port's program, whose large values are known by their moments.
+        torch: the reference's program.
+
+    Returns:
+        Indices of the port's values, of at most `MOST_NEEDED` elements together.
+
+    >>> x, y, z = (moments(np.array(values)) for values in ([0.5, 1.5], [1.5, 2.5], [2.5, 3.5]))
+    >>> jax = Graph([Node("x", moments=x), Node("add", 0, 0, (0,), moments=y), Node("add", 1, 0, (1,), moments=z)])
+    >>> needed_values(jax, (Operation("add", (), (), None, (y,)),))
+    (1, 2)
+    """
+    known = Results(torch)
+    equal = {k for k, node in enumerate(jax) if node.moments is not None and known.has_value(node.moments)}
+    weights = Results((Operation("", (), (), None, tuple(_large_weights(jax))),))
+    needed, chosen = dict[int, int](), tuple[int, ...]()
+    for index in sorted(differing(jax, equal)):
+        for k in jax.near(index, BEFORE):
+            held = jax[k].moments
+            needed |= {} if held is None or weights.has_value(held) else {k: held.size}
+        if sum(needed.values()) > MOST_NEEDED:
+            break
+        chosen = tuple(needed)
+    return chosen
+
+
+def _large_weights(graph: Graph) -> Iterator[Moments]:
+    arguments = (node.moments for node in graph if node.call == ARGUMENT)
+    yield from (x for x in arguments if x is not None and x.size > SMALL)
 
 
 def calls_of(graph: Graph, indices: Iterable[int]) -> Iterator[int]:

@@ -155,7 +155,8 @@ def moments(x: np.ndarray) -> Moments:
     """
     with np.errstate(invalid="ignore"):  # memory that is not yet written, as of torch.empty, may hold signalling NaNs
         values = np.asarray(x, dtype=np.float64).ravel()
-    finite = values[np.abs(values) < LARGE]
+        is_small = values.size and -LARGE < values.min() and values.max() < LARGE  # not if there is a NaN
+        finite = values if is_small else values[np.abs(values) < LARGE]
     if not finite.size:
         return Moments(values.size, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
     sums = float(finite.sum()), float(np.abs(finite).sum()), float(finite @ finite)
@@ -219,9 +220,11 @@ class Results:
 
     def has(self, operation: Operation) -> bool:
         """Return whether the program computes all of an operation's results somewhere."""
-        return all(
-            any(are_near(result, one) for one in self._of_size.get(result[:2], ())) for result in operation.results
-        )
+        return all(map(self.has_value, operation.results))
+
+    def has_value(self, value: Moments) -> bool:
+        """Return whether the program computes a value somewhere."""
+        return any(are_near(value, result) for result in self._of_size.get(value[:2], ()))
 
 
 def differing(program: Operations, other: Operations) -> list[int]:

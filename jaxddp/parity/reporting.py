@@ -155,7 +155,7 @@ class Reporting:
         if not semantic and not self._untried:
             differences += [one for one in numeric if one.stage not in {d.stage for d in differences}]
             differences = explain_rounding(evidence, searches, numerics, differences) if self._causes else differences
-        free = _free_running(runs, evidence, searches)
+        free = _free_running(runs, evidence, None if semantic else searches)
         if not semantic:
             differences += drifts(free, len(runs.jax), evidence.judgement.rate_rounding)
         return differences or ([] if self._problems else [*unexplained(evidence)]), numerics, free
@@ -270,17 +270,18 @@ def _numerics(runs: Runs) -> tuple[dict[str, Numerics], list[Difference]]:
     return compare_numerics((runs.jax, runs.jax32), (runs.torch, runs.torch32), runs.facts)
 
 
-def _free_running(runs: Runs, evidence: Evidence, searches: InterruptibleSearches) -> dict[str, StageResult]:
-    """Compare both sides on their own, over the steps of the evidence."""
+def _free_running(runs: Runs, evidence: Evidence, searches: InterruptibleSearches | None) -> dict[str, StageResult]:
+    """Compare both sides on their own, over the steps of the evidence; with `searches`, rounding may grow."""
 
     def compared(records: Records) -> dict[str, StageResult]:
         return free_running(runs.start, runs.torch, records, len(evidence.torch), rounding, evidence.summands)
 
     rounding = evidence.judgement.rate_rounding
     free = compared(runs.free)
-    if any(drifts(free, 0, rounding)) and (rounded := searches.run(runs.rounded, problems=[])) is not None:
-        return with_drift_of_rounding(free, compared(rounded))
-    return free
+    if searches is None or not any(drifts(free, 0, rounding)):
+        return free
+    rounded = searches.run(runs.rounded, problems=[])
+    return free if rounded is None else with_drift_of_rounding(free, compared(rounded))
 
 
 def drifts_freely(searches: InterruptibleSearches, runs: Runs) -> bool:

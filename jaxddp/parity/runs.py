@@ -125,9 +125,9 @@ class Runs:
         case, writer = self.case, RecordWriter(self.path("rounding"))
         for torch, jax in zip(self.torch, self.jax, strict=False):
             writer.write({"gradients": rounding_of_gradients(torch, jax)})
-        sizes, folder = (case.world_size, len(self.jax)), self.path("rounded")
+        sizes, folder, shares = (case.world_size, len(self.jax)), self.path("rounded"), self._shares
         source, rounding = case.torch_source, self.path("rounding")
-        self._workers.torch.do(Steps(source, "float64", *sizes, folder, self.start, rounding=rounding))
+        self._workers.torch.do(Steps(source, "float64", *sizes, folder, self.start, shares=shares, rounding=rounding))
         return self._torch("rounded")
 
     def narrow_arrays(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from jaxddp.parity.catalogue import EDITS, is_of_optimizer
 from jaxddp.parity.diagnosis.evidence import Evidence
+from jaxddp.parity.diagnosis.forward.rank_job import ForwardDiagnosis, NeededValues
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.search.decide import Ruling
@@ -33,10 +34,16 @@ Functions = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def read_program(
-    evidence: Evidence, searches: InterruptibleSearches, loss: str, step: int, rank: int, backward: bool = False
+    evidence: Evidence,
+    searches: InterruptibleSearches,
+    loss: str,
+    step: int,
+    rank: int,
+    backward: bool = False,
+    needed: tuple[int, ...] = (),
 ) -> Reading | None:
-    """Read the port's program of a loss, with its cotangents if `backward`; None: it cannot be read."""
-    read = ReadLoss(evidence.case, evidence.start, evidence.torch_folder, step, rank, loss, backward)
+    """Read the port's program of a loss; None: it cannot be read. See `ReadLoss`."""
+    read = ReadLoss(evidence.case, evidence.start, evidence.torch_folder, step, rank, loss, backward, needed)
     graphs = searches.run(lambda: searches.workers.jax.do(read), problems=[])
     lines = searches.run(
         lambda: searches.workers.jax.do(PortLines(evidence.case, evidence.start, (MODEL,))), problems=[]
@@ -45,6 +52,19 @@ def read_program(
         return None
     program = () if graphs.run is None else operations_of(graphs.run)
     return Reading(program, step, rank, returned_at((lines or {}).get(MODEL)), graphs.run, graphs.varied)
+
+
+def explain_forward(
+    evidence: Evidence, searches: InterruptibleSearches, job: ForwardDiagnosis
+) -> tuple[Ruling | None, Ruling | None] | None:
+    """Run a search on a torch rank, for a large program with the values that it needs; None: it failed."""
+    reading, torch = job.reading, searches.workers.torch
+    if reading is not None and reading.graph is not None and reading.graph.is_partial:
+        needed = searches.run(lambda: torch.do(NeededValues(job))[0], problems=[]) or ()
+        loss = job.loss or next(iter(job.moved), "loss")
+        again = read_program(evidence, searches, loss, reading.step, reading.rank, needed=needed)
+        job = replace(job, reading=again or reading)
+    return searches.run(lambda: torch.do(job)[0])
 
 
 def with_optimizer_lines(

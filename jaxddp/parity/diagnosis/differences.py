@@ -19,6 +19,7 @@ from jaxddp.parity.diagnosis.cause_lines import (
     RESTORE,
     SAMPLES,
     STEP,
+    explain_forward,
     read_program,
     with_function_lines,
     with_optimizer_lines,
@@ -198,7 +199,7 @@ def _explain_model(
         between = None if layer is None else (layer.before, layer.torch)
         job = ForwardDiagnosis(source, bool(stages), "buffers" in first, steps, *paths, world_size, compared, between)
         job = replace(job, thrifty=evidence.is_large, reading=reading, summands=evidence.summands)
-        of_model, of_buffers = searches.run(lambda: searches.workers.torch.do(job)[0]) or (None, None)
+        of_model, of_buffers = explain_forward(evidence, searches, job) or (None, None)
     differences: list[Difference] = []
     if stages:
         for one in as_differences(evidence, stage, with_function_lines(evidence, searches, of_model, LOSS)):

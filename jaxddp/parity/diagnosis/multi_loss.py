@@ -8,7 +8,14 @@ import numpy as np
 
 from jaxddp.parity.compare.judge import ALLOWED, Located
 from jaxddp.parity.diagnosis.as_differences import as_differences
-from jaxddp.parity.diagnosis.cause_lines import REDUCTION, STEP, read_program, with_function_lines, with_optimizer_lines
+from jaxddp.parity.diagnosis.cause_lines import (
+    REDUCTION,
+    STEP,
+    explain_forward,
+    read_program,
+    with_function_lines,
+    with_optimizer_lines,
+)
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN, ForwardDiagnosis
 from jaxddp.parity.diagnosis.forward.reading import Reading
@@ -35,10 +42,7 @@ def differences_of_losses(evidence: Evidence, searches: InterruptibleSearches) -
     """Yield the differences of a `torch_step` and its twin: in losses, in what the optimizers get, in updates."""
     first, follow = evidence.judgement.first, False
     read = partial(read_program, evidence, searches)
-
-    def search(job: ForwardDiagnosis) -> tuple[Ruling | None, Ruling | None] | None:
-        return searches.run(lambda: searches.workers.torch.do(job)[0])
-
+    search = partial(explain_forward, evidence, searches)
     losses = differing_losses(evidence)
     with searches.share(2 if losses else 1):  # first, because the search for a loss may take all of the time
         updates = [*_explained_updates(evidence, searches, search, read)]

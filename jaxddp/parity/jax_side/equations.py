@@ -6,15 +6,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax import numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxddp.distributed.collectives import AXIS_NAME
-from jaxddp.parity.operations import Moments, SourceLine, lines_of_user, moments
+from jaxddp.parity.operations import LARGE, Moments, SourceLine, lines_of_user, moments
 
-LARGE = 2**14  # values of a result whose moments the program computes itself, instead of returning the result
+MOST_SHOWN = 2**14  # values of a result whose moments the program computes itself, instead of returning the result
 MOST = 5000  # equations of a program; a scan that has more when it is unrolled stays one equation
 
 
@@ -201,13 +202,21 @@ def shown(x: Any) -> Any:
     """Return what the program returns of a result: the result, or the moments of a large one."""
     if not isinstance(x, jax.Array) or not _is_real(x):
         return jnp.zeros(0)
-    if x.size <= LARGE:
+    if x.size <= MOST_SHOWN:
         return x
     values = x.astype(jnp.float64).ravel()
-    finite = jnp.isfinite(values)
+    finite = jnp.abs(values) < LARGE
     kept = jnp.where(finite, values, 0.0)
-    bounds = jnp.where(finite, values, jnp.inf).min(), jnp.where(finite, values, -jnp.inf).max()
-    return Moments(x.size, finite.sum(), kept.sum(), jnp.abs(kept).sum(), kept @ kept, *bounds)  # type: ignore[arg-type]
+    sums = finite.astype(jnp.float64), kept, jnp.abs(kept), jnp.square(kept)
+    bounds = jnp.where(finite, values, jnp.inf), jnp.where(finite, values, -jnp.inf)
+
+    def joined(one: Any, other: Any) -> Any:
+        added = (x + y for x, y in zip(one[:4], other[:4], strict=True))
+        return *added, lax.min(one[4], other[4]), lax.max(one[5], other[5])
+
+    # One reduction of all makes no copies of a large array, unlike one for each.
+    starts = 0.0, 0.0, 0.0, 0.0, jnp.inf, -jnp.inf
+    return Moments(x.size, *lax.reduce((*sums, *bounds), starts, joined, (0,)))
 
 
 def _is_real(x: Any) -> bool:
@@ -217,5 +226,5 @@ def _is_real(x: Any) -> bool:
 def moments_of(shown: Any) -> Moments:
     if isinstance(shown, Moments):
         size, finite, *rest = shown
-        return Moments(int(size), int(finite), *map(float, rest))
+        return Moments(int(size), int(finite), *(float(x) if finite else 0.0 for x in rest))
     return moments(shown)

@@ -95,7 +95,8 @@ class CompareRates:
 
 def looked_at(program: Program, sample: Sample) -> tuple[Sample, Response]:
     """Return the elements of the parameters that an optimizer updates, and its response."""
-    chosen = sample.of(jax.eval_shape(program.step, program.gradients(0), program.state)[0])
+    updates, _ = jax.eval_shape(program.step, program.gradients(0), program.state, program.params)
+    chosen = sample.of(updates)
     return chosen, response_of(program, chosen.elements)
 
 

@@ -43,15 +43,17 @@ class Program(NamedTuple):
 
     Attributes:
         state: the state before the first step.
-        step: (gradients, state) -> (updates by jax's names, the next state).
+        step: (gradients, state, parameters) -> (updates by jax's names, the next state).
         gradients: number of a step -> its gradients.
-        params: the parameters, where updates are differences of them, rounded as they are.
+        params: the parameters; None: the state holds them.
+        differences: those of which updates are differences, rounded as they are; None: updates are none.
     """
 
     state: Any
-    step: Callable[[Any, Any], tuple[Params, Any]]
+    step: Callable[[Any, Any, Any], tuple[Params, Any]]
     gradients: Callable[[int], Any]
-    params: Params | None = None
+    params: Any
+    differences: Params | None = None
 
 
 class Count(NamedTuple):
@@ -91,13 +93,13 @@ def programs_of(case: AnyCase, side: JaxSide, start: Arrays, trained: Sequence[s
         return side.from_torch({**noise, **zeros}, adds=False)[0]
 
     if not isinstance(step, MultiLossStep):
-        yield Program(step.optimizer.init(params), partial(_updated, step.optimizer.update, params, dict), gradients)
+        yield Program(step.optimizer.init(params), partial(_updated, step.optimizer.update, dict), gradients, params)
         return
     step.init(params, buffers)  # makes the optimizers
     for tree, optimizer in step.optimizers:
         nested = tree.nest({name: params[name] for name in tree.paths})
         of_tree = partial(_of_tree, tree, gradients)
-        yield Program(optimizer.init(nested), partial(_updated, optimizer.update, nested, tree.flat), of_tree)
+        yield Program(optimizer.init(nested), partial(_updated, optimizer.update, tree.flat), of_tree, nested)
 
 
 def _of_tree(tree: TreeMap, gradients: Callable[[int], Params], number: int) -> Any:
@@ -106,7 +108,7 @@ def _of_tree(tree: TreeMap, gradients: Callable[[int], Params], number: int) -> 
 
 
 def _updated(
-    update: Callable[..., Any], params: Any, flat: Callable[[Any], Params], gradients: Any, state: Any
+    update: Callable[..., Any], flat: Callable[[Any], Params], gradients: Any, state: Any, params: Any
 ) -> tuple[Params, Any]:
     updates, state = update(gradients, state, params)
     return flat(updates), state
@@ -121,11 +123,11 @@ def _of_custom_step(step: CustomStep, state: TrainState, batch: MicroBatches) ->
         updates = {name: x - state.params[name] for name, x in after.params.items()}
         return updates, replace(after, params=state.params)
 
-    def of_replica(_: None, state: TrainState) -> tuple[Params, TrainState]:
+    def of_replica(gradients: None, state: TrainState, params: None) -> tuple[Params, TrainState]:
         results = jax.vmap(lambda _: alone(state), axis_name=AXIS_NAME)(jnp.zeros(1))
         return jax.tree.map(lambda x: x[0], results)
 
-    return Program(state, of_replica, lambda _: None, state.params)
+    return Program(state, of_replica, lambda _: None, None, state.params)
 
 
 @dataclass(frozen=True)
@@ -209,25 +211,26 @@ def response_of(program: Program, elements: Mapping[str, np.ndarray]) -> Respons
     state, period, counts = _advanced(program)
     leaves, structure = jax.tree.flatten(state)
     gradients = program.gradients(UPDATES * period - 1)
-    shown = tuple(_hyperparameters(jax.eval_shape(program.step, gradients, state)[1]))
+    shown = tuple(_hyperparameters(jax.eval_shape(program.step, gradients, state, program.params)[1]))
 
-    def elements_at(row: Any, leaves: Sequence[Any], gradients: Any) -> tuple[Any, Any]:
+    def elements_at(row: Any, leaves: Sequence[Any], gradients: Any, params: Any) -> tuple[Any, Any]:
         changed = list(leaves)
         for count, value in zip(counts, row, strict=True):
             of_kind = value if count.is_integer else value.astype(float)
             changed[count.place] = of_kind.reshape(jnp.shape(changed[count.place]))
-        updates, after = program.step(gradients, jax.tree.unflatten(structure, changed))
+        updates, after = program.step(gradients, jax.tree.unflatten(structure, changed), params)
         chosen = [updates[name].reshape(-1)[places] for name, places in elements.items()]
         numbers = _hyperparameters(after)
         return jnp.concatenate(chosen), jnp.asarray([numbers[name] for name in shown], float)
 
-    compiled = _compiled(elements_at, len(counts), leaves, gradients)
+    # As constants, large parameters would be compiled into the program.
+    compiled = _compiled(elements_at, len(counts), leaves, gradients, program.params)
 
     def run(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        updates, numbers = compiled(jnp.asarray(rows), leaves, gradients)
+        updates, numbers = compiled(jnp.asarray(rows), leaves, gradients, program.params)
         return np.asarray(updates, float), np.asarray(numbers, float)
 
-    return Response(counts, leaves, period, shown, run, _rounding(program.params, elements))
+    return Response(counts, leaves, period, shown, run, _rounding(program.differences, elements))
 
 
 def _rounding(params: Params | None, elements: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -246,7 +249,7 @@ def _advanced(program: Program) -> tuple[Any, int, tuple[Count, ...]]:
     while not period or len(numbers) < UPDATES * period:
         if len(numbers) > LONGEST and not period:
             raise InputError(f"jax_optimizer: optax.MultiSteps makes no update in {LONGEST} steps")
-        state = advance(program.gradients(len(numbers) - 1), state)
+        state = advance(program.gradients(len(numbers) - 1), state, program.params)
         numbers.append(_numbers(state))
         if not period and (place is None or numbers[-1][place] == numbers[0][place]):
             period = len(numbers) - 1
@@ -274,7 +277,7 @@ def _numbers(state: Any) -> dict[int, float]:
 def _compiled(function: Callable[..., Any], counts: int, *held: Any) -> Callable[..., Any]:
     """Compile a function of counts for many of their values; casts of optax to float32 are lifted where jax allows."""
     rows = jnp.zeros((ROWS, counts), jnp.int64)
-    mapped = jax.vmap(function, (0, None, None))
+    mapped = jax.vmap(function, (0, *(None for _ in held)))
     try:
         with in_float64((), True, ("optax.",)):
             return jax.jit(mapped).lower(rows, *held).compile(QUICKLY)

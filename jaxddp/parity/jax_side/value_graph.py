@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ class ReadLoss:
         reference: folder of the reference's records.
         step, rank: step (from 0) and rank whose first micro-batch is the input.
         loss: the loss of a `MultiLossStep` that is read, or the parameter, by torch's name, whose next value is.
-        backward: values also have their cotangents.
+        backward: values also have their cotangents, unless the program is a large one.
+        needed: of a large program, indices of the values that are read as arrays and not as moments.
     """
 
     case: AnyCase
@@ -63,18 +64,18 @@ class ReadLoss:
     rank: int
     loss: str = "loss"
     backward: bool = False
+    needed: tuple[int, ...] = ()
 
     def run(self, tell: Tell) -> ReadGraphs:
         """Trace the loss, run it, and return its values; none if it cannot be traced for a single replica."""
         tell("jax's program")
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
-        read: list[Graph] = []
+        read: dict[str, Graph] = {}
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             side = side_of(self.case)
             step: Any = side.replica_step
             batches = next(islice(self.case.batches(), self.step, None))
             weights, parameters = reference.before(self.step), [*reference.records[self.step]["params"]]
-            other = (self.rank + 1) % self.case.world_size
 
             def arguments(tensors: Arrays, rank: int) -> tuple[Any, ...]:
                 batch = jax.tree.map(jnp.asarray, micro_batches_of(batches, rank)[0])
@@ -84,13 +85,21 @@ class ReadLoss:
             # A loss that cannot be traced for a single replica, or has no equations, is explained without them.
             with side.lifting(), contextlib.suppress(Exception):
                 loss = TracedLoss(
-                    lambda *values: _results(side, step, *values)[self.loss], arguments(weights, self.rank)
+                    lambda *values: _results(side, step, *values)[self.loss],
+                    arguments(weights, self.rank),
+                    self.needed,
                 )
-                read.append(loss.graph(arguments(weights, self.rank), self.backward))
-                if not isinstance(step, MultiLossStep) and all(x.array is not None for x in read[0] if x.size):
-                    for way, rank in ((NEAR, self.rank), (TURNED, other)):
-                        read.append(loss.graph(arguments(varied(weights, parameters, way), rank)))
-        return ReadGraphs(next(iter(read), None), dict(zip((NEAR, TURNED), read[1:], strict=False)))
+                read["run"] = loss.graph(arguments(weights, self.rank), self.backward)
+                ways = {} if isinstance(step, MultiLossStep) else self._ways(read["run"])
+                for way, rank in ways.items():
+                    read[way] = loss.graph(arguments(varied(weights, parameters, way), rank))
+        return ReadGraphs(read.pop("run", None), read)
+
+    def _ways(self, run: Graph) -> dict[str, int]:
+        """Return the ways in which parameters are varied, each with the replica whose micro-batch is the input."""
+        near = {} if run.is_partial else {NEAR: self.rank}
+        turned = {} if run.is_partial and not self.needed else {TURNED: (self.rank + 1) % self.case.world_size}
+        return near | turned
 
 
 def _results(
@@ -107,7 +116,7 @@ def _results(
 
 
 NEAR, TURNED = WAYS
-MOST_BYTES = 2**27  # of all values; of a larger program, large values are read as moments
+MOST_BYTES = 2**27  # of all values; of a larger program, large values are read as moments unless they are needed
 
 
 def kept(x: Any) -> Any:
@@ -126,21 +135,26 @@ class TracedLoss:
     Args:
         loss: function of arrays that returns a scalar; it may use collectives.
         arguments: trees of arrays.
+        needed: see `ReadLoss`.
     """
 
-    def __init__(self, loss: Callable[..., Any], arguments: Sequence[Any]):
+    def __init__(self, loss: Callable[..., Any], arguments: Sequence[Any], needed: Sequence[int] = ()):
         self._closed = program_of(loss, arguments)
         flat, _ = jax.tree_util.tree_flatten_with_path(tuple(arguments))
         self._names = ["the replica", *(jax.tree_util.keystr(path) for path, _ in flat)]
         self._made: list[Made] = []
+        self._needed = {*needed}
         self._run = jax.jit(self._values)
 
     def _values(self, *arrays: jax.Array) -> list[Any]:
         self._made.clear()
         self._read(_GraphReader(self._made), arrays)
-        sizes = sum(x.nbytes for one in self._made for x in one.results if isinstance(x, jax.Array))
-        show = kept if sizes <= MOST_BYTES else shown
-        return [[show(x) for x in one.results] for one in self._made]
+        is_small = sum(x.nbytes for one in self._made for x in one.results if isinstance(x, jax.Array)) <= MOST_BYTES
+        index = count()
+        return [
+            [kept(x) if next(index) in self._needed or is_small else shown(x) for x in one.results]
+            for one in self._made
+        ]
 
     def _read(self, reader: Reader, arrays: Sequence[jax.Array]) -> Any:
         """Return the loss, computed by a reader."""
@@ -160,7 +174,8 @@ class TracedLoss:
         """
         arrays = jnp.zeros(1), *jax.tree.leaves(tuple(arguments))
         values = jax.device_get(self._run(*arrays))
-        cotangents = jax.device_get(jax.jit(self._cotangents)(*arrays)) if backward else None
+        is_small = not any(isinstance(x, Moments) for results in values for x in results)
+        cotangents = jax.device_get(jax.jit(self._cotangents)(*arrays)) if backward and is_small else None
         firsts: list[int] = []
         nodes: list[Node] = []
         for number, (one, of_one) in enumerate(zip(self._made, values, strict=True)):

@@ -22,12 +22,12 @@ class Twin:
 
     Attributes:
         jax: index of the port's value.
-        order: see `layouts.Order`.
+        order: see `layouts.Order`; None: the port's value is known by its moments alone.
         inverted: torch has True where the port has False.
     """
 
     jax: int
-    order: Order
+    order: Order | None
     inverted: bool = False
 
 
@@ -67,7 +67,7 @@ class PortValues:
         self.jax, self.layouts = jax, layouts
         known: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
         for k, node in enumerate(jax):
-            if node.moments is not None and node.array is not None:
+            if node.moments is not None and (node.array is not None or node.is_telling):
                 known[node.moments[:2]].append((node.moments.absolute, k))
         self._known = {sizes: sorted(values) for sizes, values in known.items()}
 
@@ -89,8 +89,9 @@ class PortValues:
             wanted = moments_of(looked_for)
             for k in self._near(wanted):
                 if (among is None or k in among) and are_near(wanted, self.jax[k].moments):
-                    order = self.layouts.matching(looked_for, self.jax[k].array)
-                    if order is not None:
+                    there = self.jax[k].array
+                    order = None if there is None else self.layouts.matching(looked_for, there)
+                    if there is None or order is not None:
                         yield Twin(k, order, inverted)
 
     def _near(self, wanted: Moments) -> list[int]:
@@ -101,7 +102,9 @@ class PortValues:
         return sorted(k for _, k in values[first:last])
 
     def array(self, twin: Twin, like: np.ndarray) -> np.ndarray:
-        """Return a value of the port in the layout of torch's."""
+        """Return a value of the port in the layout of torch's; torch's own if the port's is not known."""
+        if twin.order is None:
+            return like
         values = self.jax[twin.jax].array.ravel()[twin.order].reshape(like.shape)
         return values == 0 if twin.inverted else values
 

@@ -251,7 +251,7 @@ class State:
             # A value in place of an equal one is there as it was elsewhere: there are too many others.
             orders = self.aligner.layouts.possible(node.array.shape, array.shape, seen=twin is not None)
             for order in orders:
-                if twin is None or twin.jax != k or not np.array_equal(order, twin.order):
+                if twin is None or twin.jax != k or twin.order is None or not np.array_equal(order, twin.order):
                     yield cost, Twin(k, order)
 
     def _hit(self, number: int, cost: int, replaced: Mapping[int, Twin]) -> Hit | None:
@@ -324,6 +324,7 @@ class State:
             if of_torch or of_jax:
                 count += 1
                 yield Segment(of_torch, of_jax, (k, twin.jax), joined, inside, twin.order, number)
+            assert twin.order is not None, "a value that is put in place of another one is known"
             self.aligner.layouts.note(self.torch[k].array.shape, self.jax[twin.jax].array.shape, twin.order)
         for k, twin in replaced.items() if not count else ():
             t, j = joined

@@ -20,6 +20,7 @@ from jaxddp.parity.operations import moments, variables_of_user
 from torch_ref.losses import Batch, LossFunction
 
 MOST_BYTES = 2**30  # of the values that are kept; further ones cannot be forced
+LARGE = 2**20  # elements of a weight that is shared with the model
 CASTS = ("float", "double", "half", "bfloat16", "type_as")  # in a float64 run they change nothing
 DRAWS = ("rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal")  # not computed again
 WRITTEN = "written in place"  # a value that a call has written through a view of it
@@ -129,8 +130,10 @@ class GraphTrace(CallTrace):
     ) -> int:
         number = ARGUMENT if call is None else len(self.calls) - 1
         value = x.detach().to_dense().resolve_conj().resolve_neg().numpy()
-        array = value.copy() if self._held_bytes + value.nbytes <= MOST_BYTES else None
-        self._held_bytes += 0 if array is None else value.nbytes
+        array: np.ndarray | None = value  # a large weight is not copied
+        if not (isinstance(x, nn.Parameter) and value.size > LARGE):
+            array = value.copy() if self._held_bytes + value.nbytes <= MOST_BYTES else None
+            self._held_bytes += 0 if array is None else value.nbytes
         line = (None, ()) if call is None else (call.line, call.callers)
         numbers = () if call is None or name == WRITTEN else tuple(numbers_of(call))
         known = moments(value.view(value.real.dtype) if value.dtype.kind == "c" else value)
@@ -170,7 +173,7 @@ class TorchGraph:
         with naming(module) as modules, GraphTrace(modules, names) as trace:
             loss = loss_fn(module, batch)["loss"]
             end = trace.value_of(module.get_parameter(parameter) if parameter else loss)
-        self.graph = Graph(trace.nodes, end)
+        self.graph = Graph(map(_unchanged, trace.nodes), end)
         self.calls, self.recorded, self.variables = trace.calls, trace.recorded, trace.variables
         self._held, self._without_gradient = trace.held, trace.without_gradient
 
@@ -295,6 +298,13 @@ class TorchGraph:
     @cached_property
     def _sources(self) -> dict[int, tuple[int, ...]]:
         return {node.call: node.inputs for node in self.graph}
+
+
+def _unchanged(node: Node) -> Node:
+    """Return a value, without its array if that is a large weight that the loss has changed."""
+    if node.array is None or node.call != ARGUMENT or node.size <= LARGE or moments(node.array) == node.moments:
+        return node
+    return replace(node, array=None)
 
 
 class _Place(NamedTuple):

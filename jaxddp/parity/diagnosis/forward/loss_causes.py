@@ -180,7 +180,7 @@ class LossAndGradients:
     def located(self, reading: Reading, names: Mapping[int, str], inputs: Mapping[int, str]) -> list[LocatedFault]:
         """Return the faults on the micro-batch that the port's program computed.
 
-        None if a value of the port is too large to be kept, or torch's calls cannot be recorded, as inside of vmap.
+        None if torch's calls cannot be recorded, as inside of vmap.
 
         Args:
             reading: the port's program.
@@ -188,7 +188,7 @@ class LossAndGradients:
             inputs: id of an entry of the batch -> its name.
         """
         graph, step = reading.graph, reading.step
-        if graph is None or any(node.size and node.array is None for node in graph):
+        if graph is None:
             return []
         # Parameters that are 1 or 0, as they begin, hide which one is which.
         for way, jax in ((NEAR, reading.varied.get(NEAR)), ("", graph)):

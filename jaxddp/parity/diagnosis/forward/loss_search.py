@@ -81,7 +81,7 @@ class LossSearch:
 
     def _with_title(self, reading: Reading, ruling: Ruling, named: tuple[Item, ...]) -> tuple[Ruling, tuple[Item, ...]]:
         """Return the ruling by a fault of the catalogue that no call shows alone, if there is one; else as it is."""
-        if min(item.tier for item in named) == 0:
+        if min(item.tier for item in named) <= 0:
             return ruling, named
         of_gradients = not ruling.segments
         of_all = [item for item in self.items if of_gradients or not _is_of_a_call(item)]

@@ -3,9 +3,10 @@
 Nothing here imports jax.
 """
 
+import contextlib
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -19,9 +20,11 @@ from jaxddp.parity.convert import tied_names, under_all_names
 from jaxddp.parity.diagnosis.forward.buffers import explain_buffers
 from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence, ModelStep, differs, search_model
 from jaxddp.parity.diagnosis.forward.one_loss import LossOfStep, UnknownWeights
-from jaxddp.parity.diagnosis.forward.reading import Reading
+from jaxddp.parity.diagnosis.forward.reading import Reading, program_of
+from jaxddp.parity.diagnosis.forward.replay import Replay
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.diagnosis.threads import torch_threads
+from jaxddp.parity.graph import needed_values
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of
 from jaxddp.parity.processes import Tell, free_at_once
@@ -94,28 +97,40 @@ class ForwardDiagnosis:
         A loss of a `torch_step` that differs as a consequence of an update does not count as different. After the
         update of a large tensor, which the records hold only as an excerpt, its ruling is `UNKNOWN`.
         """
+        with self.replaying(tell) as evidence:
+            try:
+                if self.loss and not differs(evidence):
+                    return None, None
+            except UnknownWeights:
+                return UNKNOWN, None
+            of_model, known = search_model(evidence) if self.model else (None, ())
+            buffers = self.buffers and (of_model is None or of_model.named)
+            sure = known if of_model is not None and len(of_model.named) == 1 else ()
+            return of_model, explain_buffers(evidence, known=sure) if buffers else None
+
+    @contextlib.contextmanager
+    def replaying(self, tell: Tell) -> Iterator[ModelEvidence]:
+        """Give the reference's loss for replays; a large one gets all threads, as the other ranks wait."""
         searching = partial(tell, "the search for a cause")
         searching()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.ExitStack() as stack:
             warnings.simplefilter("ignore")  # a hypothesis may divide by 0
-            if not is_large_model(self.start):
-                return self._search(searching)
-            free_at_once()
-            with torch_threads(os.cpu_count() or 1):  # the other ranks wait
-                return self._search(searching)
+            if is_large_model(self.start):
+                free_at_once()
+                stack.enter_context(torch_threads(os.cpu_count() or 1))
+            yield self._evidence(searching)
 
-    def _search(self, searching: Callable[[], None]) -> tuple[Ruling | None, Ruling | None]:
+    def _evidence(self, searching: Callable[[], None]) -> ModelEvidence:
         with noted(nn.Module) as made:
             side = make_side(self.source, max(self.steps) + 1, "float64")
-        normalization = side.facts.loss_normalization
         steps = _steps(self, side)
         loss_fn = _loss_fn(self, side, steps)
-        evidence = ModelEvidence(
+        return ModelEvidence(
             side.model,
             loss_fn,
             steps,
             self.replicas,
-            normalization,
+            side.facts.loss_normalization,
             self.compared,
             self.between,
             self.thrifty,
@@ -128,15 +143,35 @@ class ForwardDiagnosis:
             received=(lambda: loss_fn.received) if self.received and isinstance(loss_fn, LossOfStep) else None,
             made=lines_of_layers(side.model, made),
         )
-        try:
-            if self.loss and not differs(evidence):
-                return None, None
-        except UnknownWeights:
-            return UNKNOWN, None
-        of_model, known = search_model(evidence) if self.model else (None, ())
-        buffers = self.buffers and (of_model is None or of_model.named)
-        sure = known if of_model is not None and len(of_model.named) == 1 else ()
-        return of_model, explain_buffers(evidence, known=sure) if buffers else None
+
+
+@dataclass(frozen=True)
+class NeededValues:
+    """Choice of the values of a large port's loss that a search needs as arrays; see `graph.needed_values`.
+
+    Attributes:
+        diagnosis: the search.
+        world_size: number of ranks that run the job.
+    """
+
+    diagnosis: ForwardDiagnosis
+    world_size: int = 1
+
+    @property
+    def source(self) -> Source:
+        """Return the torch half."""
+        return self.diagnosis.source
+
+    def run(self, world: World, tell: Tell) -> tuple[int, ...]:
+        """Return the indices of the values."""
+        with self.diagnosis.replaying(tell) as evidence:
+            reading = evidence.reading
+            if reading is None or reading.graph is None:
+                return ()
+            with contextlib.suppress(UnknownWeights):
+                calls = Replay(evidence).trace(reading.step, reading.rank, reads=True)
+                return needed_values(reading.graph, program_of(calls))
+            return ()
 
 
 def _loss_fn(job: ForwardDiagnosis, side: TorchSide, steps: Sequence[ModelStep]) -> LossFunction:

@@ -1,6 +1,6 @@
 """Differences of two losses are located to the operations that get equal inputs and give other outputs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,11 +11,14 @@ from jax import numpy as jnp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from jaxddp.parity import graph
 from jaxddp.parity.diagnosis.forced.align import Aligner
 from jaxddp.parity.diagnosis.forced.causes import located_faults
 from jaxddp.parity.diagnosis.forced.hits import State
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
-from jaxddp.parity.jax_side.value_graph import graph_of
+from jaxddp.parity.graph import Graph
+from jaxddp.parity.jax_side import equations, value_graph
+from jaxddp.parity.jax_side.value_graph import TracedLoss, graph_of
 from jaxddp.parity.operations import SegmentText
 from jaxddp.parity.varied import varied
 
@@ -95,12 +98,19 @@ def reference() -> tuple[TorchGraph, dict[str, np.ndarray], dict[str, np.ndarray
     return loss, {name: x.detach().numpy() for name, x in model.named_parameters()}, batch
 
 
-def segments(reference: Any, **pieces: Any) -> tuple[SegmentText, ...]:
-    loss, weights, batch = reference
+def read(reference: Any, needed: Sequence[int] = (), **pieces: Any) -> Graph:
+    """Return the port's program; `needed`: see `ReadLoss`."""
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        arguments = [{name: jnp.asarray(x) for name, x in of.items()} for of in (weights, batch)]
-        graph = graph_of(lambda p, b: jax_loss(p, b, **pieces), arguments)
-    return tuple(fault.text for fault in located_faults(loss, graph, [], {}, {}, lambda call: ()))
+        arguments = [{name: jnp.asarray(x) for name, x in of.items()} for of in reference[1:]]
+        return TracedLoss(lambda p, b: jax_loss(p, b, **pieces), arguments, needed).graph(arguments)
+
+
+def segments_of(reference: Any, graph: Graph) -> tuple[SegmentText, ...]:
+    return tuple(fault.text for fault in located_faults(reference[0], graph, [], {}, {}, lambda call: ()))
+
+
+def segments(reference: Any, **pieces: Any) -> tuple[SegmentText, ...]:
+    return segments_of(reference, read(reference, **pieces))
 
 
 def test_a_loss_that_is_written_in_another_way_has_no_segments(reference: Any) -> None:
@@ -165,6 +175,27 @@ def test_a_fault_is_located_to_its_operations(name: str, reference: Any) -> None
     found = segments(reference, **pieces)
     assert [([*one.torch], [*one.jax]) for one in found] == expected
     assert all(one.lines.torch and one.lines.jax for one in found)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_of_a_large_program_is_located_by_its_first_values(
+    name: str, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, constant, value in (
+        (value_graph, "MOST_BYTES", 0),
+        (equations, "MOST_SHOWN", 16),
+        (graph, "MOST_NEEDED", 4500),
+        (graph, "SMALL", 200),
+    ):
+        monkeypatch.setattr(module, constant, value)
+    pieces, expected = CASES[name]
+    by_moments = read(reference, **pieces)
+    needed = graph.needed_values(by_moments, graph.operations_of(reference[0].graph))
+    partial = read(reference, needed, **pieces)
+    assert by_moments.is_partial and partial.is_partial
+    assert sum(partial[k].size for k in needed) <= 4500
+    found = segments_of(reference, partial)
+    assert [([*one.torch], [*one.jax]) for one in found] == expected
 
 
 def test_a_segment_has_the_values_that_differ_most(reference: Any) -> None:
