@@ -155,7 +155,7 @@ def moments(x: np.ndarray) -> Moments:
     """
     with np.errstate(invalid="ignore"):  # memory that is not yet written, as of torch.empty, may hold signalling NaNs
         values = np.asarray(x, dtype=np.float64).ravel()
-        is_small = values.size and -LARGE < values.min() and values.max() < LARGE  # not if there is a NaN
+        is_small = values.size and values.min() > -LARGE and values.max() < LARGE  # not if there is a NaN
         finite = values if is_small else values[np.abs(values) < LARGE]
     if not finite.size:
         return Moments(values.size, 0, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -80,7 +80,7 @@ class CompareRates:
             sample = sampled(side, self.start, self.torch.groups)
             trained = [name for group in self.torch.groups for name in group]
             for program in programs_of(self.case, side, self.start, trained):
-                if self.torch.is_constant and counts_nothing(program.state):
+                if self.torch.is_constant and counts_nothing(jax.eval_shape(program.init)):
                     continue
                 result.constant = False
                 tell("the optimizer at every step")
@@ -95,7 +95,7 @@ class CompareRates:
 
 def looked_at(program: Program, sample: Sample) -> tuple[Sample, Response]:
     """Return the elements of the parameters that an optimizer updates, and its response."""
-    updates, _ = jax.eval_shape(program.step, program.gradients(0), program.state, program.params)
+    updates, _ = jax.eval_shape(program.step, program.gradients(0), jax.eval_shape(program.init), program.params)
     chosen = sample.of(updates)
     return chosen, response_of(program, chosen.elements)
 

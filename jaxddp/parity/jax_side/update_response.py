@@ -42,14 +42,14 @@ class Program(NamedTuple):
     """An optimizer as a function of its state.
 
     Attributes:
-        state: the state before the first step.
+        init: returns the state before the first step; a large one is not held.
         step: (gradients, state, parameters) -> (updates by jax's names, the next state).
         gradients: number of a step -> its gradients.
         params: the parameters; None: the state holds them.
         differences: those of which updates are differences, rounded as they are; None: updates are none.
     """
 
-    state: Any
+    init: Callable[[], Any]
     step: Callable[[Any, Any, Any], tuple[Params, Any]]
     gradients: Callable[[int], Any]
     params: Any
@@ -93,13 +93,15 @@ def programs_of(case: AnyCase, side: JaxSide, start: Arrays, trained: Sequence[s
         return side.from_torch({**noise, **zeros}, adds=False)[0]
 
     if not isinstance(step, MultiLossStep):
-        yield Program(step.optimizer.init(params), partial(_updated, step.optimizer.update, dict), gradients, params)
+        yield Program(
+            partial(step.optimizer.init, params), partial(_updated, step.optimizer.update, dict), gradients, params
+        )
         return
     step.init(params, buffers)  # makes the optimizers
     for tree, optimizer in step.optimizers:
         nested = tree.nest({name: params[name] for name in tree.paths})
         of_tree = partial(_of_tree, tree, gradients)
-        yield Program(optimizer.init(nested), partial(_updated, optimizer.update, tree.flat), of_tree, nested)
+        yield Program(partial(optimizer.init, nested), partial(_updated, optimizer.update, tree.flat), of_tree, nested)
 
 
 def _of_tree(tree: TreeMap, gradients: Callable[[int], Params], number: int) -> Any:
@@ -127,7 +129,7 @@ def _of_custom_step(step: CustomStep, state: TrainState, batch: MicroBatches) ->
         results = jax.vmap(lambda _: alone(state), axis_name=AXIS_NAME)(jnp.zeros(1))
         return jax.tree.map(lambda x: x[0], results)
 
-    return Program(state, of_replica, lambda _: None, None, state.params)
+    return Program(lambda: state, of_replica, lambda _: None, None, state.params)
 
 
 @dataclass(frozen=True)
@@ -244,8 +246,8 @@ def _rounding(params: Params | None, elements: Mapping[str, np.ndarray]) -> np.n
 def _advanced(program: Program) -> tuple[Any, int, tuple[Count, ...]]:
     """Return the state before the `UPDATES`-th update, the steps between two updates, and the counts."""
     advance = jax.jit(lambda *args: program.step(*args)[1], compiler_options=QUICKLY)
-    state, place = program.state, _mini_step(program.state)
-    numbers, period = [_numbers(state)], 0
+    state = program.init()
+    place, numbers, period = _mini_step(state), [_numbers(state)], 0
     while not period or len(numbers) < UPDATES * period:
         if len(numbers) > LONGEST and not period:
             raise InputError(f"jax_optimizer: optax.MultiSteps makes no update in {LONGEST} steps")

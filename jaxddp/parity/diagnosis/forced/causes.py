@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jaxddp.parity.diagnosis.forced.describe import lines_of, text_of
+from jaxddp.parity.diagnosis.forced.describe import text_of
 from jaxddp.parity.diagnosis.forced.expressions import Expressions
 from jaxddp.parity.diagnosis.forced.forced_values import (
     OtherInputs,
@@ -17,6 +17,7 @@ from jaxddp.parity.diagnosis.forced.forced_values import (
 )
 from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.labels import FLOOR, Changes, Edits, is_alike, labelled, labelled_pair, of_any_layer
+from jaxddp.parity.diagnosis.forced.lines import lines_of_name
 from jaxddp.parity.diagnosis.forced.locate import Location, places_of
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
 from jaxddp.parity.diagnosis.forced.trials import RANKS, SegmentSubject
@@ -156,7 +157,7 @@ class Naming:
         call = next((one for name in names for one in self._location.loss.calls if one.site in name.sites), None)
         if call is None:
             return fault
-        lines = lines_of(self._location, fault.place, fault.text.lines, call, names[0])
+        lines = lines_of_name(self._location, fault.place, fault.text.lines, call, names[0])
         return replace(fault, names=names, call=call, text=replace(fault.text, lines=lines))
 
     def _uncovered(self, faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:

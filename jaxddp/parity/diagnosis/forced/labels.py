@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxddp.parity.catalogue import FAULTS
-from jaxddp.parity.diagnosis.forced.describe import LEFT_OUT
 from jaxddp.parity.diagnosis.forced.forced_values import ForcedValues
 from jaxddp.parity.diagnosis.forced.hits import Segment
+from jaxddp.parity.diagnosis.forced.lines import LEFT_OUT
 from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.diagnosis.forced.torch_graph import WRITTEN, TorchGraph
 from jaxddp.parity.diagnosis.forced.trials import RANKS, SegmentSubject

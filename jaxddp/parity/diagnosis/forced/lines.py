@@ -1,0 +1,145 @@
+"""Lines of both programs at which a segment's fault is."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from jaxddp.parity.diagnosis.forced.expressions import INFIX, MOVES, NAMES
+from jaxddp.parity.diagnosis.forced.hits import Segment, moves
+from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
+from jaxddp.parity.diagnosis.forward.reading import NO_TRACE
+from jaxddp.parity.graph import ARGUMENT, Graph, Node
+from jaxddp.parity.operations import Lines, SourceLine, are_near, readings
+
+LEFT_OUT = ("operand_left_out", "call_left_out", "calls_left_out")
+OF_ARGUMENTS = ("number", "other_index", "other_axis", "other_option", "other_expression")  # of the first operation
+NEARBY = 40  # values before one, among which an equal one is looked for
+FOLLOWING = 60  # values after a segment, among which the one with a number is looked for
+PRODUCTS = ("@", "einsum", "linear", "tensordot", "conv")  # what may stand for each other
+
+
+def lines_of(location: Location, place: Sequence[Segment]) -> Lines:
+    """Return the lines of the segments of a place: the last ones, or those of what only one side has."""
+    torch, jax = location.torch, location.jax
+    next_of_torch, next_of_jax = place[-1].joined or place[-1].ends
+    of_jax, of_torch = ([k for one in place for k in getattr(one, side)] for side in ("jax", "torch"))
+    lines = Lines(_last_line(jax, of_jax, next_of_jax), _last_line(torch, of_torch, next_of_torch))
+    if of_torch and not of_jax:
+        return _of_call_left_out(location, place, torch[of_torch[-1]].call) or lines
+    if of_jax and not of_torch:
+        return Lines(lines.jax, _of_value_before(location, place, of_jax) or lines.torch)
+    return Lines(_of_further(jax, of_jax, torch, of_torch) or lines.jax, lines.torch)
+
+
+def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, call: Call, name: CallEdit) -> Lines:
+    """Return the lines of a fault that has a name: torch's call, and the port's operation that has the number."""
+    if name.change.fault in LEFT_OUT:
+        number = next(n for n, one in enumerate(location.loss.calls) if one is call)
+        lines = _of_call_left_out(location, place, number) or lines
+    jax, value = location.jax, name.value
+    indices = [k for one in place for k in (*one.jax, *(one.joined or one.ends)[1:])]
+    if name.change.fault in OF_ARGUMENTS and value is None:  # the port's first operation has it
+        shown = (jax[k].line for k in indices if not moves(jax, k))
+        lines = Lines(next((line for line in shown if line is not None), lines.jax), lines.torch)
+    if value is not None and value not in NO_TRACE:
+        following = sorted(jax.after(place[-1].ends[1], range(len(jax))))[:FOLLOWING]
+        having = (jax[k].line for k in (*indices, *following) if _has(jax[k], value))
+        lines = Lines(next((line for line in having if line is not None), lines.jax), lines.torch)
+    return Lines(lines.jax, call.line or lines.torch)
+
+
+def _has(node: Node, number: float) -> bool:
+    """Return whether an operation computes with a number; one that only compares with it does something else."""
+    is_compared = node.array is not None and node.array.dtype.kind == "b"
+    return not is_compared and any(math.isclose(x, y, rel_tol=1e-9) for x in node.numbers for y in readings(number))
+
+
+def _of_call_left_out(location: Location, place: Sequence[Segment], number: int) -> Lines | None:
+    """Return the lines where the port would make a call: where it uses what the call is given, or where it makes that.
+
+    It is the latter if the reference uses the call's result in another statement.
+    """
+    torch, jax, twins = location.torch, location.jax, location.alignment.twins
+    node, later = torch[torch.outputs[number][0]], torch.users[torch.outputs[number][0]]
+    kept = [k for k in node.inputs if k in twins and torch[k].size == node.size]
+    if not kept or not later:
+        return None
+    kept.sort(key=lambda k: twins[k].jax != place[-1].ends[1])
+    after, value = max((one.joined or one.ends)[1] for one in place), twins[kept[0]].jax
+    if torch[later[0]].line != node.line:
+        return Lines(_no_deeper(location, _used(jax, value, after), node), node.line)
+    after = twins[later[0]].jax if later[0] in twins else after
+    user = _user(jax, value, after)
+    return None if user is None or user.line is None else Lines(user.line, node.line)
+
+
+def _used(graph: Graph, index: int, after: int) -> Node:
+    """Return a value as another one uses it: of several that are equal, the one from which that is computed."""
+    found = (given for of_level in _uses(graph, index, after) for _, given in of_level)
+    return next((graph[k] for k in found if graph[k].name not in MOVES), graph[index])
+
+
+def _user(graph: Graph, index: int, after: int) -> Node | None:
+    """Return the operation that is given a value, and from which another one is computed by the fewest; of several,
+    the last one.
+    """
+    nearest = next(filter(None, _uses(graph, index, after)), [])
+    return graph[max(nearest)[0]] if nearest else None
+
+
+def _uses(graph: Graph, index: int, after: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield, for growing numbers of operations before a value, those that are given one equal to another, and that."""
+    level, seen = [after], {after}
+    while level and len(seen) <= NEARBY:
+        given = [(k, x) for k in level for x in graph[k].inputs]
+        yield [(k, x) for k, x in given if _are_equal(graph[x], graph[index])]
+        level = [*dict.fromkeys(x for _, x in given if x not in seen)]
+        seen |= {*level}
+
+
+def _are_equal(one: Node, other: Node) -> bool:
+    return one.moments is not None and other.moments is not None and are_near(one.moments, other.moments)
+
+
+def _no_deeper(location: Location, node: Node, call: Node) -> SourceLine | None:
+    """Return the line of a value of the port, or of a function's call if it is deeper in these than torch's call.
+
+    Depths count from the functions that end the losses.
+    """
+    ends = len(location.jax[location.jax.end].callers) - len(location.torch[location.torch.end].callers)
+    return (node.line, *node.callers)[max(0, len(node.callers) - len(call.callers) - ends)]
+
+
+def _of_value_before(location: Location, place: Sequence[Segment], of_jax: Sequence[int]) -> SourceLine | None:
+    """Return torch's line of the value to which the port does more, if it does so in the statement that makes it."""
+    jax, (t, _), (_, after) = location.jax, place[-1].ends, place[-1].joined or place[-1].ends
+    first = jax[of_jax[0]]
+    makers = {jax[k].line for k in first.inputs if jax[k].call != ARGUMENT}
+    is_there = first.line is not None and first.line in makers and first.line != jax[after].line
+    return location.torch[t].line if is_there else None
+
+
+def _of_further(graph: Graph, indices: Sequence[int], other: Graph, of_other: Sequence[int]) -> SourceLine | None:
+    """Return the line of the operations that only one side has, if the other has none of these, and they are in one."""
+    mine, theirs = (
+        {k: _word(x[k]) for k in of if x[k].name not in MOVES and not moves(x, k)}
+        for x, of in ((graph, indices), (other, of_other))
+    )
+    further = {graph[k].line for k, word in mine.items() if word not in theirs.values()}
+    is_all = len(mine) == sum(word not in theirs.values() for word in mine.values())
+    if is_all or len(further) != 1 or {*theirs.values()} - {*mine.values()}:
+        return None
+    return further.pop()
+
+
+def _word(node: Node) -> str:
+    """Return what an operation is called on both sides."""
+    word = INFIX.get(node.name) or NAMES.get(node.name, node.name)
+    return PRODUCTS[0] if word in PRODUCTS else word
+
+
+def _last_line(graph: Graph, indices: Sequence[int], after: int) -> SourceLine | None:
+    """Return the line of the last of some values; of none, or without a line, that of a value after them."""
+    lines = [graph[k].line for k in indices if graph[k].line is not None] or [graph[after].line]
+    users = (graph[k].line for k in graph.users[after])
+    return lines[-1] or next((line for line in users if line is not None), None)
