@@ -120,8 +120,12 @@ def _is(node: ast.expr, value: str) -> bool:
 
 
 def _statements(text: FileText, statement: ast.stmt, layer: str) -> Iterator[ast.AST]:
-    """Yield a statement, then the values of its names: constants, local numbers and the call that makes the layer."""
+    """Yield a statement, then the values of its names: constants, local numbers and the call that makes the layer.
+
+    A function that makes layers states values by keywords.
+    """
     yield statement
+    yield from _keywords(text, {*_used(statement)})
     fresh: list[ast.AST] = [statement]
     for _ in range(FOLLOWED):
         names = {name for node in fresh for name in _used(node)}
@@ -129,6 +133,13 @@ def _statements(text: FileText, statement: ast.stmt, layer: str) -> Iterator[ast
         fresh = [value for value in values if number_of(value, text.constants) is not None]
         fresh += _values(text, statement, layer) if layer in names else []
         yield from fresh
+
+
+def _keywords(text: FileText, names: Collection[str]) -> Iterator[ast.expr]:
+    """Yield the values of keywords in what some functions of the file return."""
+    for function in (x for x in text.tree.body if isinstance(x, ast.FunctionDef) and x.name in names):
+        returned = (x.value for x in ast.walk(function) if isinstance(x, ast.Return) and x.value is not None)
+        yield from (x.value for value in returned for x in ast.walk(value) if isinstance(x, ast.keyword))
 
 
 def _used(node: ast.AST) -> Iterator[str]:

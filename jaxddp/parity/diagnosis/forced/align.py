@@ -61,12 +61,17 @@ class PortValues:
     Args:
         jax: the port's program.
         layouts: orders that were seen before.
+
+    Attributes:
+        of_size: number of elements -> the values that have so many.
     """
 
     def __init__(self, jax: Graph, layouts: Layouts):
         self.jax, self.layouts = jax, layouts
         known: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
+        self.of_size: dict[int, list[int]] = defaultdict(list)
         for k, node in enumerate(jax):
+            self.of_size[node.size].append(k)
             if node.moments is not None and (node.array is not None or node.is_telling):
                 known[node.moments[:2]].append((node.moments.absolute, k))
         self._known = {sizes: sorted(values) for sizes, values in known.items()}
@@ -93,6 +98,18 @@ class PortValues:
                     order = None if there is None else self.layouts.matching(looked_for, there)
                     if there is None or order is not None:
                         yield Twin(k, order, inverted)
+        yield from self._padded(array, among)
+
+    def _padded(self, array: np.ndarray, among: Collection[int] | None) -> Iterator[Twin]:
+        """Yield the port's values of which an array of torch has some rows."""
+        if array.dtype.kind != "f" or np.unique(array).size < 2:
+            return
+        for k in (k for size in self.layouts.sizes_of_padded(array.shape) for k in self.of_size[size]):
+            there = self.jax[k].array
+            if there is None or there.dtype.kind != "f" or (among is not None and k not in among):
+                continue
+            if (order := self.layouts.matching(array, there)) is not None:
+                yield Twin(k, order)
 
     def _near(self, wanted: Moments) -> list[int]:
         """Return the values of a size whose sum of absolute values is near, in the order of the program."""
@@ -127,6 +144,8 @@ class Aligner:
         self.layouts = Layouts()
         self.port = PortValues(jax, self.layouts)
         self.twin_of, self.array = self.port.twin_of, self.port.array
+        for count, rows in rows_taken(self.torch):
+            self.layouts.note_rows(count, rows)
         self.opaque = {call for call in self.torch.outputs if call != ARGUMENT and not self._repeats(call)}
 
     def start(self) -> Alignment:
@@ -187,6 +206,9 @@ class Aligner:
         """Return the values of torch, and of the port, on which the loss depends and which have no twin."""
         of_torch = {*alignment.twins, *alignment.forced}
         of_jax = {twin.jax for twins in (alignment.twins, alignment.forced, alignment.edges) for twin in twins.values()}
+        # Places in another numbering are right if what is taken by them is equal.
+        of_torch |= _used_rightly(self.torch, of_torch)
+        of_jax |= _used_rightly(self.jax, of_jax)
         end, array = self.torch.end, self.jax[self.jax.end].array
         if array is not None and not equal(alignment.arrays[end].ravel(), array.ravel()):  # a twin that is no loss
             of_torch.discard(end)
@@ -224,3 +246,22 @@ def moments_of(array: np.ndarray) -> Moments:
     """Return the moments of an array, of a complex one those of both parts."""
     array = np.ascontiguousarray(array)
     return moments(array.view(array.real.dtype) if array.dtype.kind == "c" else array)
+
+
+def rows_taken(torch: Graph) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the number of rows, and which of them are kept, of each call that keeps those where a mask is True."""
+    for node in torch:
+        kept = node.array.shape[:1] if node.array is not None else ()
+        for mask in (torch[k].array for k in node.inputs):
+            if mask is not None and mask.dtype.kind == "b" and (mask.sum(),) == kept and 0 < mask.sum() < mask.size:
+                yield mask.size, np.flatnonzero(mask)
+
+
+def _used_rightly(graph: Graph, equal: Collection[int]) -> set[int]:
+    """Return the integers and bools that differ, such as places, with which calls compute what makes an equal value."""
+    region = differing(graph, equal)
+    leading = {*equal}
+    for k in range(len(graph) - 1, -1, -1):
+        leading |= {x for x in graph[k].inputs if x not in region} if k in leading else set()
+    places = (k for k in region if (array := graph[k].array) is not None and array.dtype.kind in "iub")
+    return {k for k in places if not leading.isdisjoint(graph.users[k])}

@@ -86,7 +86,7 @@ def located_faults(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a call may divide by 0 when it gets other values
-        return [*Naming(Location(loss, jax, others, edits, name), others, edits).faults()]
+        return [*Naming(Location(loss, jax, others, edits, name), edits).faults()]
 
 
 class Naming:
@@ -94,12 +94,11 @@ class Naming:
 
     Args:
         location: the segments.
-        others: other inputs of both programs.
         edits: faults that can be tried.
     """
 
-    def __init__(self, location: Location, others: Sequence[OtherInputs], edits: Edits):
-        self._location, self._edits = location, edits
+    def __init__(self, location: Location, edits: Edits):
+        self._location, self._edits, others = location, edits, location.others
         self._values = [forced_values(location)]
         # What is forced elsewhere may be another value of the port on other inputs; then they show nothing.
         alone = len(location.segments) == 1

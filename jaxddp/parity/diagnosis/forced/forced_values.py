@@ -40,10 +40,12 @@ class OtherInputs:
     Attributes:
         jax: the port's values.
         arguments: name of a parameter or of an entry of the batch -> torch's array.
+        same_batch: only the parameters are others.
     """
 
     jax: Graph
     arguments: Mapping[str, np.ndarray]
+    same_batch: bool = False
 
 
 def forced_values(location: "Location") -> ForcedValues:

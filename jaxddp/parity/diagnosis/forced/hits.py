@@ -242,7 +242,8 @@ class State:
         if node.array is None:
             return
         twin = self.alignment.twins.get(index)
-        sized = [(cost, k) for k, cost in self._costs.items() if self.jax[k].size == node.size]
+        sizes = {node.size, *self.aligner.layouts.sizes_of_padded(node.array.shape)}
+        sized = [(cost, k) for k, cost in self._costs.items() if self.jax[k].size in sizes]
         near = sorted(one for one in sized if among is None or one[1] in among)
         for cost, k in near:
             array = self.jax[k].array

@@ -49,6 +49,32 @@ class Layouts:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[Shape, Shape], list[Order]] = defaultdict(list)
+        self._rows: dict[int, list[tuple[int, Order]]] = defaultdict(list)
+
+    @property
+    def has_rows(self) -> bool:
+        """Return whether arrays of torch have some rows of the port's: of another batch, they have others."""
+        return bool(self._rows)
+
+    def note_rows(self, count: int, rows: Order) -> None:
+        """Remember that arrays of torch may have only some rows of the port's, which keeps a place for each.
+
+        Args:
+            count: number of rows of the port's arrays.
+            rows: which of them torch's have.
+
+        >>> layouts, x = Layouts(), np.array([[0.5, 0.0, 1.5], [2.5, 3.5, 0.0]])
+        >>> layouts.note_rows(6, np.array([0, 2, 3, 4]))
+        >>> [*layouts.sizes_of_padded((4,))], layouts.matching(x[x > 0], x)
+        ([6], array([0, 2, 3, 4]))
+        """
+        if not any(n == count and np.array_equal(known, rows) for n, known in self._rows[len(rows)]):
+            self._rows[len(rows)].append((count, rows))
+
+    def sizes_of_padded(self, torch: Shape) -> Iterator[int]:
+        """Yield the sizes of arrays of which an array of torch may have some rows."""
+        for count in {count for count, _ in self._rows.get(torch[0] if torch else 0, ())}:
+            yield count * prod(torch[1:])
 
     def possible(self, torch: Shape, jax: Shape, seen: bool = False) -> Iterator[Order]:
         """Yield the orders in which an array of torch may hold the values of one of the port.
@@ -61,9 +87,15 @@ class Layouts:
         yield from known
         if known and seen:
             return
-        for order in _of_axes(torch, jax):
+        of_axes = _of_axes(torch, jax) if prod(torch) == prod(jax) else self._of_rows(torch, jax)
+        for order in of_axes:
             if not any(np.array_equal(order, other) for other in known):
                 yield order
+
+    def _of_rows(self, torch: Shape, jax: Shape) -> Iterator[Order]:
+        for count, rows in self._rows.get(torch[0], ()):
+            if count * prod(torch[1:]) == prod(jax):
+                yield from (order.reshape(count, -1)[rows].ravel() for order in _of_axes((count, *torch[1:]), jax))
 
     def matching(self, torch: np.ndarray, jax: np.ndarray, near: float = NEAR) -> Order | None:
         """Return the order in which an array of torch holds the port's values; None: it has others."""
@@ -73,7 +105,7 @@ class Layouts:
             if equal(flat_torch, flat_jax[order], near):
                 self.note(*key, order)
                 return order
-        strided = _of_strides(flat_torch, flat_jax, near)
+        strided = _of_strides(flat_torch, flat_jax, near) if torch.size == jax.size else None
         if strided is not None:
             self.note(*key, strided)
         return strided

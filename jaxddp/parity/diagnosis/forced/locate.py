@@ -56,6 +56,7 @@ class Location:
     Attributes:
         found: what was found: each fault's segments, those of all places.
         trials: number of calls that were made with other values.
+        others: the other inputs, on which layouts are the same.
         alignment: what the port has in place of torch's values, with all segments forced.
     """
 
@@ -71,7 +72,8 @@ class Location:
         self.loss, self.torch, self.jax = loss, loss.graph, jax
         self.found: list[tuple[Segment, ...]] = []
         self.trials = 0
-        self._calls_edits, self._names_of, self._others = edits, names_of, others
+        self.others = [one for one in others if one.same_batch == self.aligner.layouts.has_rows]
+        self._calls_edits, self._names_of = edits, names_of
         self._tried_everywhere = self._replays = 0
         self.alignment = self.aligner.start()
         self._search()
@@ -322,7 +324,7 @@ class Location:
 
     def _holds(self, hit: Hit) -> bool:
         """Return whether a hit that leaves nothing leaves nothing on other inputs, too."""
-        return bool(hit.left) or all(holds(self, hit.alignment, other) for other in self._others)
+        return bool(hit.left) or all(holds(self, hit.alignment, other) for other in self.others)
 
     def _accept(self, state: State, hit: Hit) -> None:
         """Keep a hit; or the fault that explains its segments, if less differs with it in all calls of its line."""

@@ -195,7 +195,7 @@ class LossAndGradients:
             if jax is not None and jax[jax.end].is_telling:
                 with contextlib.suppress(*IMPOSSIBLE):
                     loss = self._replay.graph(step, reading.rank, way)
-                    others = [*self._other_inputs(reading)]
+                    others = [*self._other_inputs(reading, way)]
                     if faults := located_faults(loss, jax, others, names, inputs, self._catalogue(step)):
                         return faults
         return []
@@ -212,13 +212,17 @@ class LossAndGradients:
             return gradient_faults(loss, graph, Edits(loss, names, inputs))
         return []
 
-    def _other_inputs(self, reading: Reading) -> Iterator[OtherInputs]:
-        """Yield the other inputs on which the port's program was run."""
+    def _other_inputs(self, reading: Reading, way: str) -> Iterator[OtherInputs]:
+        """Yield the other inputs on which the port's program was run, if `way` is that in which parameters vary."""
+        step, batches = reading.step, self._evidence.steps[reading.step].micro_batches
+        of_ranks = [{name: x.numpy() for name, x in micro_batches[0].items()} for micro_batches in batches]
         if (jax := reading.varied.get(TURNED)) is not None:
-            other = (reading.rank + 1) % len(self.ranks)
-            batch = self._evidence.steps[reading.step].micro_batches[other][0]
-            entries = {name: x.numpy() for name, x in batch.items()}
-            yield OtherInputs(jax, {**entries, **self._replay.varied(reading.step, TURNED)})
+            entries = of_ranks[(reading.rank + 1) % len(self.ranks)]
+            yield OtherInputs(jax, {**entries, **self._replay.varied(step, TURNED)})
+        other_way = "" if way else NEAR
+        if (jax := reading.varied.get(NEAR) if other_way else reading.graph) is not None:
+            entries = of_ranks[reading.rank]
+            yield OtherInputs(jax, {**entries, **self._replay.varied(step, other_way)}, same_batch=True)
 
     def _catalogue(self, step: int) -> Changes:
         """Return the faults of the catalogue that a call may have."""

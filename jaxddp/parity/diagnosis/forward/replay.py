@@ -183,9 +183,10 @@ class Replay:
         return module
 
     def varied(self, step: int, way: str) -> dict[str, np.ndarray]:
-        """Return the state before a step with parameters that are varied."""
+        """Return the parameters before a step, varied unless the way is ""."""
         names = dict(self._evidence.module.named_parameters())
-        return varied({name: x for name, x in self._evidence.steps[step].state.items() if name in names}, names, way)
+        parameters = {name: x for name, x in self._evidence.steps[step].state.items() if name in names}
+        return varied(parameters, names, way) if way else parameters
 
     def _load(self, module: nn.Module, step: int, patches: Sequence[CallEdit] = ()) -> None:
         """Copy a step's state into the module; large parameters only if they are not there yet."""

@@ -267,3 +267,32 @@ def test_a_loss_that_a_step_returns_ends_its_graph(returned: Callable[[Tensor], 
 def test_a_number_that_no_call_has_computed_is_no_loss() -> None:
     with pytest.raises(ValueError, match="no call"):
         TorchGraph(nn.ReLU(), lambda model, batch: {"loss": torch.as_tensor(7.0)}, {"x": torch.ones(3)})
+
+
+KEPT = np.array([[1, 1, 0, 1, 0], [0, 1, 1, 1, 1], [1, 0, 0, 0, 1]], bool)
+
+
+def kept_in_torch(model: Padded, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    kept = model.states(batch["x"])[torch.from_numpy(KEPT)]
+    return {"loss": torch.exp(torch.tanh(kept * 0.5) @ model.query).mean()}
+
+
+def weighted_in_jax(p: Mapping[str, jax.Array], batch: Mapping[str, jax.Array], factor: float) -> jax.Array:
+    states = batch["x"] @ p["states.weight"].T + p["states.bias"][None, None]
+    costs = jnp.exp(jnp.tanh(states * factor) @ p["query"])
+    return (costs * KEPT).sum() / KEPT.sum()
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(0.5, []), (0.25, [(("mul 0.5",), ("mul 0.25",))])])
+def test_rows_that_torch_keeps_are_among_those_that_the_port_weighs(
+    factor: float, expected: list[tuple[tuple[str, ...], tuple[str, ...]]]
+) -> None:
+    torch.manual_seed(0)
+    model, rng = Padded().double(), np.random.default_rng(0)
+    batch, state = {"x": rng.normal(size=(BATCH, TIME, WIDTH))}, {k: x.numpy() for k, x in model.state_dict().items()}
+    loss = TorchGraph(model, kept_in_torch, {k: torch.from_numpy(x) for k, x in batch.items()})
+    with jax.enable_x64(True):
+        arguments = [{k: jnp.asarray(x) for k, x in of.items()} for of in (state, batch)]
+        port = graph_of(lambda p, b: weighted_in_jax(p, b, factor), arguments)
+    found = located_faults(loss, port, [], {}, {}, lambda call: ())
+    assert [(fault.text.torch, fault.text.jax) for fault in found] == expected

@@ -12,6 +12,10 @@ SLOPE, WIDTH = 0.2, 16
 GROUPS = 4
 
 
+def normalised(x):
+    return LayerNorm(epsilon=1e-3)(x * 7)
+
+
 class Block(Module):
     eps: float = 1e-6
 
@@ -33,7 +37,7 @@ class Block(Module):
             self.conv(x),
             0.25,
         )
-        return x
+        return normalised(x)
 """
 
 
@@ -58,6 +62,7 @@ def at(text: str) -> int:
         ("leaky_relu", "group_norm's num_groups 4 instead of 8 in named", "GROUPS = 4"),
         ("rms_norm", "eps 1e-06, the reference has 1e-05", "eps: float"),
         ("self.conv(x)", "conv2d's padding_mode 'zeros' instead of 'circular' in conv", "padding_mode="),
+        ("return norm", "layer_norm's eps 0.001, the reference has 1e-05", "LayerNorm(epsilon"),
         ("x = where(", "where's other 0.25, the reference has 0", "0.25,"),
         ("self.conv(x)", "gt's other 3, the reference has 4", "x > 3"),
     ],
@@ -73,8 +78,9 @@ def test_a_value_is_quoted_where_it_stands(line: str, says: str, stands: str, pa
         ("leaky_relu", "leaky_relu's negative_slope 0.3, the reference has 0.01"),  # it stands nowhere
         ("rms_norm", "a divisor 0.25, the reference has 4"),  # WIDTH**-0.5 is no number of the text
         ("self.norm(self", "group_norm's num_groups 4 instead of 2 in blocks.0.norm"),  # that of another layer
-        ("return x", "tanh left out"),
-        ("return x", "in instead of 2d in conv"),  # words that are no code
+        ("return norm", "tanh left out"),
+        ("return norm", "mul's other 7, the reference has 8"),  # no keyword in what the function returns
+        ("return norm", "in instead of 2d in conv"),  # words that are no code
         ("x > 3", "gt's other 3, the reference has 4"),  # the line has it
     ],
 )
