@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxddp.parity.catalogue import FAULTS
+from jaxddp.parity.diagnosis.forced.expressions import SHORT
 from jaxddp.parity.diagnosis.forced.forced_values import ForcedValues
 from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.lines import LEFT_OUT
@@ -62,8 +63,14 @@ class Edits:
 
     @cached_property
     def words(self) -> dict[int, str]:
-        """Return what each tensor is: a parameter, or the result of a call."""
-        return in_words(self.loss.calls, self.names)
+        """Return what each tensor is: a parameter, the user's variable, or the result of a call."""
+        return in_words(self.loss.calls, {**self.variables, **self.names})
+
+    @cached_property
+    def variables(self) -> dict[int, str]:
+        """Return the user's variables that say what they hold, unlike x and h2."""
+        known = self.loss.variables.items()
+        return {id(self.loss.tensor(k)): name for k, name in known if len(name) > SHORT}
 
     def of_call(self, number: int, numbers: Sequence[float]) -> Iterator[CallEdit]:
         """Yield faults of a call's own arguments and function, numbers only as the port has them."""
@@ -136,7 +143,7 @@ class Edits:
         yield from (one for n in inside for one in self._own(n))
         inside = [n for n in inside if not is_update(calls[n])]
         yield from ((calls[n], one) for n in inside for one in numbers_together(calls[n], numbers[:MOST_PAIRS]))
-        connections = edits_of_connections(calls, inside, primitives, self.words)
+        connections = edits_of_connections(calls, inside, primitives, self.words, self.variables)
         yield from ((call, change) for call, change in connections if not change.setting)  # those are of two calls
         yield from chains_left_out(calls, inside, self.words)
         yield from ((calls[n], change) for n in inside for change in substitutes(calls, n, self.words))

@@ -233,6 +233,10 @@ class TorchGraph:
             (index,) = self.graph[index].inputs
         return index
 
+    def tensor(self, index: int) -> Tensor:
+        """Return the tensor that holds a value; its memory may have been written to since."""
+        return self._held[index]
+
     def has_gradient(self, index: int) -> bool:
         """Return whether a value is a parameter, or passes its gradient on to one."""
         return self._held[index].requires_grad

@@ -69,7 +69,7 @@ class Call:
     @property
     def words(self) -> str:
         """Name of the function, and what an inner call computes: "tanh of the cell state"."""
-        return self.site[0]
+        return "transpose" if self.site[0] == "t" else self.site[0]
 
     def get(self, key: int | str, default: Any = None) -> Any:
         """Return an argument by its place or its parameter's name."""

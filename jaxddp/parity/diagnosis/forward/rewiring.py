@@ -49,13 +49,18 @@ ADDED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[str, ...]]] = {
     **{f"sort along axis {axis}": (partial(_sorted, axis=axis), ("sort",)) for axis in range(3)},
 }
 ORDERED = [name for name, (_, parts) in ADDED.items() if parts in (("rev",), ("sort",))]  # of any dtype
+NO_NAMES: Mapping[int, str] = {}
 Operands = Sequence[tuple[int, str]]  # position and name of each operand of a call
 JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 ITSELF = ("__get__", "detach", "contiguous", "clone", "size", "dim", "to", "float", "double")
 
 
 def edits_of_connections(
-    calls: Sequence[Call], here: Collection[int], primitives: Collection[str], names: Mapping[int, str]
+    calls: Sequence[Call],
+    here: Collection[int],
+    primitives: Collection[str],
+    names: Mapping[int, str],
+    variables: Mapping[int, str] = NO_NAMES,
 ) -> Iterator[tuple[Call, Change]]:
     """Yield every edit of the connections of some calls that changes the loss.
 
@@ -64,12 +69,13 @@ def edits_of_connections(
         here: indices of the calls that are edited.
         primitives: what the port computes where it parts from the reference.
         names: id of a tensor -> what it is, in words.
+        variables: id of a tensor -> the user's variable that holds it.
     """
     for index in here:
         call = calls[index]
         operands = _operands(call, names)
         own = (
-            left_out(call),
+            left_out(call, variables),
             _only_one(call, operands),
             _reordered(call, names),
             _scaled(call, operands),
@@ -122,11 +128,14 @@ def _operands(call: Call, names: Mapping[int, str]) -> Operands:
     return [(k, name if every.count(name) == 1 and name else f"{name} (operand {k + 1})".lstrip()) for k, name in given]
 
 
-def left_out(call: Call) -> Iterator[Change]:
-    """Yield no call: its first argument instead of its result."""
+def left_out(call: Call, variables: Mapping[int, str] = NO_NAMES) -> Iterator[Change]:
+    """Yield no call: its first argument instead of its result; `variables`: see `edits_of_connections`."""
     if _keeps_shape(call):
-        by = "".join(f" by {x:.4g}" for x in call.args[1:2] if isinstance(x, int | float) and call.name in OPERANDS)
-        yield Change("call_left_out", f"{call.words}{by} left out", argument(0), tier=3)
+        of, by = variables.get(id(call.args[0]), ""), ""
+        for x in call.args[1:2] if call.name in OPERANDS else ():
+            by = f"{x:.4g}" if isinstance(x, int | float) else variables.get(id(x), "")
+        what = f"{call.words}{f' by {by}' if by else ''} left out{f' of {of}' if of else ''}"
+        yield Change("call_left_out", what, argument(0), tier=3)
         if call.name == "flip" and call.within:  # that of the inputs and that of the outputs
             what = "flip left out: the direction backwards reads forwards"
             yield Change("call_left_out", what, argument(0), setting=True, tier=3)
