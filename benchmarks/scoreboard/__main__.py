@@ -15,6 +15,7 @@ from unittest import mock
 
 from benchmarks.scoreboard import threads
 from benchmarks.scoreboard.document import to_markdown
+from benchmarks.scoreboard.edited import EditedScore, score_edited
 from benchmarks.scoreboard.exam import ExamScore, exam_module, examine, silent_list
 from benchmarks.scoreboard.kept import Kept
 from benchmarks.scoreboard.mutants import Outcome, run_mutants
@@ -30,8 +31,9 @@ from jaxddp.parity.environment import environment
 from jaxddp.parity.workers import Workers
 
 PROG = "python -m benchmarks.scoreboard"
-PARTS = ("planted", "pairs", "uncatalogued", "outside", "unseen", "clean", "right", "threads", "exam", "mutants")
-APART = ("outside", "unseen", "right", "exam", "mutants")  # parts with scores of their own
+OF_QUESTIONS = ("planted", "pairs", "uncatalogued", "clean", "threads")
+APART = ("outside", "unseen", "right", "exam", "edited", "mutants")  # parts with scores of their own
+PARTS = (*OF_QUESTIONS, *APART)
 # Scenarios and optimizers of the correct ports, in turn.
 CLEAN = (
     *(("mlp", "sgd"), ("mlp", "adamw"), ("tokens", "adamw"), ("convnet", "sgd"), ("mlp_accumulated", "sgd_nesterov")),
@@ -47,11 +49,13 @@ class ScoreboardOptions:
     """
 
     parts: tuple[str, ...] = PARTS
-    """planted | pairs | uncatalogued | outside | unseen | clean | right | threads | exam | mutants."""
+    """planted | pairs | uncatalogued | clean | threads | outside | unseen | right | exam | edited | mutants."""
     only: str = "*"
     """Run only the faults, pairs, correct ports ("seed 7"), threads and mutants whose name matches this pattern."""
     share: float = 1.0
     """Share of the exam's mutants to run; always the same ones."""
+    edited_ports: int = 120
+    """Number of mutants that are not of the exam, and whose causes are sought; a third to a half of them differ."""
     clean_seeds: int = 100
     """Number of correct ports to check for false alarms."""
     clean_steps: int = 300
@@ -68,7 +72,7 @@ class ScoreboardOptions:
     def __post_init__(self) -> None:
         for part in self.parts:
             check_name("--parts", part, PARTS)
-        for name in ("clean_seeds", "clean_steps"):
+        for name in ("clean_seeds", "clean_steps", "edited_ports"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
         if not 0 < self.share <= 1:
@@ -89,7 +93,7 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
     faults, kept = _faults("planted"), Kept(options.scores)
     scores: dict[str, list[Score]] = {}
     with Workers(4, "cpu") as workers, tempfile.TemporaryDirectory() as folder:
-        for part in (part for part in PARTS if part in options.parts and part not in APART):
+        for part in (part for part in OF_QUESTIONS if part in options.parts):
             scores[part] = []
             for question in _questions(part, faults, options, Path(folder)):
                 key = (part, *map(str, (question.label, question.scenario, question.optimizer)))
@@ -105,8 +109,9 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
         unseen = list(_unseen(options, kept, workers)) if "unseen" in options.parts else []
     right = list(_right(options, kept)) if "right" in options.parts else []
     exam = list(_exam(options, kept)) if "exam" in options.parts else []
+    edited = list(_edited(options, kept)) if "edited" in options.parts else []
     outcomes = list(_mutants(options, kept)) if "mutants" in options.parts else []
-    if not outcomes and not outside and not unseen and not right and not exam and not any(scores.values()):
+    if not any((outcomes, outside, unseen, right, exam, edited, *scores.values())):
         raise InputError(f"--only {options.only}: matches nothing in {', '.join(options.parts)}")
     command = shlex.join([*PROG.split(), *argv])
     about = {**environment(), "command": command, "date": kept.when()}
@@ -115,7 +120,7 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
         threads.write(_faults("threads").GROUPS, scores.get("threads", ()), options.threads_page)
     if options.silent is not None:
         write_atomically(options.silent, silent_list(options.silent, exam).encode())
-    text = to_markdown(scores, outside, outcomes, about, agreements, exam, right, unseen)
+    text = to_markdown(scores, outside, outcomes, about, agreements, exam, right, unseen, edited)
     if options.output is None:
         print(text)
     else:
@@ -216,6 +221,25 @@ def _exam(options: ScoreboardOptions, kept: Kept) -> Iterator[ExamScore]:
                 result = examine(mutant, workers)
                 kept.add(("exam", mutant.name), result)
                 print(f"{result.outcome:10} {result.seconds:5.1f} s  {mutant}  {result.said}".rstrip(), flush=True)
+            yield result
+
+
+def _edited(options: ScoreboardOptions, kept: Kept) -> Iterator[EditedScore]:
+    exam = exam_module()
+    with mock.patch.dict(os.environ), Workers(exam.WORLD_SIZE, "cpu") as workers:
+        compile_faster()
+        for mutant in exam.further_mutants(options.edited_ports):
+            if not fnmatch.fnmatch(mutant.name, options.only):
+                continue
+            if (result := kept.edited(("edited", mutant.name))) is None:
+                result = score_edited(mutant, workers)
+                kept.add(("edited", mutant.name), result)
+                marks = "".join(
+                    letter if mark else "-"
+                    for letter, mark in zip("nlp", (result.named, result.line, result.patched), strict=True)
+                )
+                found = f"{result.verdict:10} {marks} {result.largest:3} {result.seconds[0]:5.1f} s"
+                print(f"{found}  {mutant}  {'; '.join(result.said)}", flush=True)
             yield result
 
 

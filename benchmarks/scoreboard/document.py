@@ -3,6 +3,9 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from benchmarks.scoreboard.edited import EditedScore
+from benchmarks.scoreboard.edited import counts as counts_edited
+from benchmarks.scoreboard.edited import section as edited_section
 from benchmarks.scoreboard.exam import ExamScore
 from benchmarks.scoreboard.exam import counts as counts_exam
 from benchmarks.scoreboard.exam import section as exam_section
@@ -38,6 +41,7 @@ def to_markdown(
     exam: Sequence[ExamScore] = (),
     right: Sequence[RightScore] = (),
     unseen: Sequence[UnseenScore] = (),
+    edited: Sequence[EditedScore] = (),
 ) -> str:
     """Format the scoreboard.
 
@@ -50,13 +54,14 @@ def to_markdown(
         exam: scores of the part "exam".
         right: scores of the part "right".
         unseen: scores of the part "unseen".
+        edited: scores of the part "edited".
     """
     blocks = [
         "# Scoreboard of the parity check",
         f"`{environment['command']}`, {environment['date']}, {environment['hardware']}, Python "
         f"{environment['python']}, jax {environment['jax']}, flax {environment['flax']}, "
         f"optax {environment['optax']}, torch {environment['torch']}.",
-        table(["what", "number", "result"], _summary(parts, outside, mutants, agreements, exam, right, unseen)),
+        table(["what", "number", "result"], _summary(parts, outside, mutants, agreements, exam, right, unseen, edited)),
     ]
     for name, section in (("planted", _planted), ("pairs", _pairs), ("uncatalogued", _uncatalogued), ("clean", _clean)):
         if parts.get(name):
@@ -73,6 +78,7 @@ def to_markdown(
             table(("thread", "port", "names", "cause"), rows),
         ]
     blocks += exam_section(exam) if exam else ()
+    blocks += edited_section(edited) if edited else ()
     if mutants:
         outcomes = ([outcome.name, outcome.by if outcome.killed else "**survives**"] for outcome in mutants)
         blocks += ["## Mutants of jaxddp", table(["mutant", "killed by"], outcomes)]
@@ -87,6 +93,7 @@ def _summary(
     exam: Sequence[ExamScore],
     right: Sequence[RightScore],
     unseen: Sequence[UnseenScore],
+    edited: Sequence[EditedScore],
 ) -> Iterator[Sequence[object]]:
     if scores := parts.get("planted"):
         faults = _by_fault(scores)
@@ -116,6 +123,8 @@ def _summary(
         yield "public threads, re-enacted", len(agreements), counts_threads([*agreements.values()])
     if exam:
         yield "mutants of correct ports", len(exam), counts_exam(exam)
+    if edited:
+        yield "mutants that are not of the exam, with causes", len(edited), counts_edited(edited)
     if mutants:
         yield "mutants of jaxddp itself", len(mutants), f"{sum(o.killed for o in mutants)} killed by its tests"
 

@@ -6,10 +6,12 @@ The scoreboard takes hours; each result is written as soon as it is known, and i
 import dataclasses
 import json
 import subprocess
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scoreboard.edited import EditedScore
 from benchmarks.scoreboard.exam import ExamScore
 from benchmarks.scoreboard.mutants import Outcome
 from benchmarks.scoreboard.outside import OutsideScore, Place
@@ -20,7 +22,7 @@ from jaxddp.errors import InputError
 
 EXAM_FIELDS = dataclasses.fields(ExamScore)
 RIGHT_FIELDS = dataclasses.fields(RightScore)
-Result = Score | OutsideScore | UnseenScore | ExamScore | RightScore | Outcome
+Result = Score | OutsideScore | UnseenScore | EditedScore | ExamScore | RightScore | Outcome
 
 
 class Kept:
@@ -106,9 +108,12 @@ class Kept:
         entry = self._lines.get(key)
         if entry is None:
             return None
-        of_fields = {field.name: entry[field.name] for field in dataclasses.fields(UnseenScore)}
-        values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in of_fields.items()}
-        return UnseenScore(**values)
+        return UnseenScore(**_fields(entry, UnseenScore))
+
+    def edited(self, key: tuple[str, ...]) -> EditedScore | None:
+        """Return the score of a mutant with causes; None if there is none yet."""
+        entry = self._lines.get(key)
+        return None if entry is None else EditedScore(**_fields(entry, EditedScore))
 
     def when(self) -> str:
         """Return the dates and commits of all results: "2026-01-31, commit 1a2b3c4"."""
@@ -116,6 +121,12 @@ class Kept:
         commits = list(dict.fromkeys(entry["commit"] for entry in self._lines.values() if entry["commit"]))
         of_commits = f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}" if commits else ""
         return ", ".join(filter(None, [" to ".join(dict.fromkeys([days[0], days[-1]])) if days else "", of_commits]))
+
+
+def _fields(entry: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """Return the fields of a score as they were kept, with tuples in place of lists."""
+    values = {field.name: entry[field.name] for field in dataclasses.fields(kind)}
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
 
 
 def _commit() -> str:

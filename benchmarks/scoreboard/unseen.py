@@ -80,10 +80,10 @@ def scored(label: str, faults: Sequence[Any], report: Report, seconds: float) ->
     """Return the score of a report on a port with some faults."""
     exam = unseen_module().fault
     texts = exam.edited(faults[0].port, *faults), exam.source(faults[0].port, "torch")
-    causes = [_words(one) for one in report.differences if one.cause]
+    causes = [words_of(one) for one in report.differences if one.cause]
     fitting = [[fault for fault in faults if _has_words(fault, words)] for words in causes]
     named = {id(fault) for some in fitting for fault in some}
-    jax, torch = (_lines(report.differences, side) for side in ("jax", "torch"))
+    jax, torch = (lines_of(report.differences, side) for side in ("jax", "torch"))
     segments = [one for difference in report.differences for one in difference.segments]
     operations = [" | ".join(filter(None, (", ".join(one.jax), ", ".join(one.torch)))) for one in segments]
     return UnseenScore(
@@ -99,7 +99,7 @@ def scored(label: str, faults: Sequence[Any], report: Report, seconds: float) ->
     )
 
 
-def _words(difference: Difference) -> str:
+def words_of(difference: Difference) -> str:
     """Return what the report says of a cause: its names, and what both sides compute."""
     assert difference.cause is not None, "the caller has seen it"
     code = (x for one in difference.segments for x in (one.jax_code, one.torch_code) if one.jax_code != one.torch_code)
@@ -110,7 +110,7 @@ def _has_words(fault: Any, words: str) -> bool:
     return all(re.search(expression, words, re.IGNORECASE) for expression in fault.expects)
 
 
-def _lines(differences: Sequence[Difference], side: str) -> set[int]:
+def lines_of(differences: Sequence[Difference], side: str) -> set[int]:
     """Return the numbers of one side's lines that a report shows for its differences."""
     shown: list[Quote | None] = [getattr(one, side) for one in differences]
     shown += [getattr(one.cause, side) for one in differences if one.cause]

@@ -211,7 +211,7 @@ def _cause_lines(difference: Difference, label: str) -> Iterator[str]:
         yield f"  fix    {fix}"
     yield from _quotes(cause, "  lines  ")
     said = " ".join(cause.says)
-    yield from (line for one in difference.segments if one.torch_code not in said for line in _code_lines(one))
+    yield from (line for one in difference.segments for line in _code_lines(one, said))
     yield from _patch_lines(difference.patch)
 
 
@@ -236,11 +236,16 @@ def _segment_lines(segment: Segment) -> Iterator[str]:
         yield f"         in {segment.places} places"
 
 
-def _code_lines(segment: Segment) -> Iterator[str]:
-    """Yield what both sides compute in the reference's names, if it is short."""
-    if segment.jax_code != segment.torch_code and max(len(segment.jax_code), len(segment.torch_code)) <= LONGEST_CODE:
-        yield f"  code   jax: {segment.jax_code}"
-        yield f"         torch: {segment.torch_code}"
+def _code_lines(segment: Segment, said: str) -> Iterator[str]:
+    """Yield what both sides compute in the reference's names, if it is short, with the value that differs most."""
+    values = apart(*segment.values) if segment.element else ("", "")
+    sides = ("jax", segment.jax_code, values[0]), ("torch", segment.torch_code, values[1])
+    is_short = segment.jax_code != segment.torch_code and max(len(code) for _, code, _ in sides) <= LONGEST_CODE
+    if is_short and segment.torch_code not in said:
+        for label, (side, code, value) in zip(("  code   ", "         "), sides, strict=True):
+            yield f"{label}{side}: {code}{f' gives {value}' if value else ''}"
+    elif segment.element:
+        yield f"  values {values[0]} in jax, {values[1]} in torch at {list(segment.element)}"
 
 
 def _quotes(found: Cause | Difference, label: str) -> Iterator[str]:

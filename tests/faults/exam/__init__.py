@@ -12,7 +12,7 @@ silent.txt    the mutants that the check says nothing of today
 from pathlib import Path
 
 from .ports import HALVES, PORTS, STEPS, WORLD_SIZE, ExamPort
-from .selection import COUNTS, Mutant, chosen, digest, share_of_exam
+from .selection import COUNTS, Mutant, chosen, digest, further_mutants, share_of_exam
 
 SILENT = Path(__file__).parent / "silent.txt"
 
@@ -27,5 +27,6 @@ __all__ = [
     "Mutant",
     "chosen",
     "digest",
+    "further_mutants",
     "share_of_exam",
 ]

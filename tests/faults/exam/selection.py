@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 
 from .operators import Edit, edits, is_a_program
 from .ports import PORTS, ExamPort
@@ -88,6 +89,18 @@ def share_of_exam(share: float = 1.0) -> tuple[Mutant, ...]:
     mutants = [mutant for half in COUNTS for mutant in chosen(half)]
     ranked = sorted(mutants, key=lambda mutant: _rank(f"share {mutant.first_name}"))
     return tuple(ranked[: max(1, round(share * len(ranked)))])
+
+
+def further_mutants(count: int) -> tuple[Mutant, ...]:
+    """Return mutants that are not of the exam, always the same ones; more contain fewer."""
+    texts = {(mutant.port, mutant.text) for half in COUNTS for mutant in chosen(half)}
+    others: dict[tuple[str, str], Mutant] = {}
+    for mutant in (mutant for half in COUNTS for mutant in _in_turn(half)):
+        key = mutant.port, mutant.text
+        if key not in texts and not mutant.edit.is_none:
+            others.setdefault(key, mutant)
+    ranked = sorted(others.values(), key=lambda mutant: _rank(f"further {mutant.first_name}"))
+    return tuple(islice((mutant for mutant in ranked if is_a_program(mutant.text)), count))
 
 
 def _in_turn(half: str) -> Iterator[Mutant]:

@@ -45,7 +45,16 @@ def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, ca
         following = sorted(jax.after(place[-1].ends[1], range(len(jax))))[:FOLLOWING]
         having = (jax[k].line for k in (*indices, *following) if _has(jax[k], value))
         lines = Lines(next((line for line in having if line is not None), lines.jax), lines.torch)
+    if name.change.entry:
+        lines = Lines(first_use(jax, name.change.entry) or lines.jax, lines.torch)
     return Lines(lines.jax, call.line or lines.torch)
+
+
+def first_use(graph: Graph, entry: str) -> SourceLine | None:
+    """Return the port's first line that uses an entry of the batch."""
+    entries = (k for k, node in enumerate(graph) if node.call == ARGUMENT and node.name.endswith(f"[{entry!r}]"))
+    lines = (graph[user].line for k in entries for user in graph.users[k])
+    return next((line for line in lines if line is not None), None)
 
 
 def _has(node: Node, number: float) -> bool:

@@ -123,6 +123,7 @@ class Change:
             replace many others.
         also: sites of other calls that the answer changes.
         needs: sites of earlier calls whose results the answer takes.
+        entry: name of the entry of the batch that the fault is about; "": it is about none.
     """
 
     fault: str
@@ -140,6 +141,7 @@ class Change:
     tier: int = 0
     also: tuple[Site, ...] = ()
     needs: tuple[Site, ...] = ()
+    entry: str = ""
 
 
 @dataclass(frozen=True)

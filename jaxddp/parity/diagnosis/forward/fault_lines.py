@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from jaxddp.parity.diagnosis.forced.lines import first_use
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
 from jaxddp.parity.diagnosis.forward.candidates import LEFT_OUT, LOOSE
 from jaxddp.parity.diagnosis.forward.reading import NO_TRACE, LossSubject, Parting, Reading, parted_with, program_of
@@ -43,6 +44,8 @@ def lines_of_items(
             found.append(last_lines(parted))
         elif item.sites:
             lines, layer = _lines_of_edit(item, calls, parted, with_all)
+            used = first_use(reading.graph, item.change.entry) if item.change.entry and reading.graph else None
+            lines = Lines(used or lines.jax, lines.torch)
             found.append(lines if layer is None else of_layer(lines, layer, reading, made))
         else:
             found.append(Lines())

@@ -85,7 +85,8 @@ def inputs_moved(calls: Sequence[Call], inputs: Mapping[int, str]) -> Iterator[t
             answer = _moved({one.site: position for one, position in places}, partial(filled, axis=axis, by=by))
             when = "early" if by < 0 else "late"
             what = f"{inputs[key]} moved by one along axis {axis}, one too {when}, {end}"
-            yield call, Change("other_index", what, answer, tier=3, also=tuple(one.site for one, _ in places))
+            also = tuple(one.site for one, _ in places)
+            yield call, Change("other_index", what, answer, tier=3, also=also, entry=inputs[key])
 
 
 def _moved(positions: Mapping[Site, int], move: Callable[[Tensor], Tensor]) -> Answer:

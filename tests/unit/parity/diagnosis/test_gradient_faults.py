@@ -87,9 +87,9 @@ def faults_between(pieces: Pieces) -> list[Any]:
 
 CASES: dict[str, tuple[Pieces, str]] = {
     "no detach": ({"target": lambda x: x}, "the gradient is not stopped at the result of sin"),
-    "no_grad": ({"scale": lambda x: x}, "the gradient is not stopped at the result of div, though torch has no_grad"),
+    "no_grad": ({"scale": lambda x: x}, "the gradient is not stopped at scale, though torch has no_grad"),
     "stopped": ({"penalty": jax.lax.stop_gradient}, "no gradient reaches target.weight in pow"),
-    "reversed": ({"hidden": reversed_gradient}, "the gradient of the result of tanh in mul, times -1"),
+    "reversed": ({"hidden": reversed_gradient}, "the gradient of hidden in mul, times -1"),
     "in another way": ({"hidden": signed_gradient}, "another gradient of hidden, from mul"),
 }
 
