@@ -148,6 +148,12 @@ SINGLES = [
         then(optax.adam(1e-3), lambda u: {name: (4.0 if "bias" in name else 0.5) * x for name, x in u.items()}),
         "times 0.5, of fc1.bias",
     ),
+    planted(  # rates of two groups, 3e-4 and 1e-3, that are swapped
+        "rate_of_some",
+        adam,
+        then(optax.adam(1e-3), lambda u: {name: (10 / 3 if "bias" in name else 0.3) * x for name, x in u.items()}),
+        "times 3.33333",
+    ),
     planted("rate_of_some", adam, then(optax.adam(1e-3), lambda u: {"fc2.weight": 1.1 * u["fc2.weight"]}), "times 1.1"),
     planted(
         "rate_of_some",

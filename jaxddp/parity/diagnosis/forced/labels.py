@@ -20,7 +20,14 @@ from jaxddp.parity.diagnosis.forward.candidates import LOOSE, edits_of_inputs, i
 from jaxddp.parity.diagnosis.forward.combining import exchanged
 from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments
 from jaxddp.parity.diagnosis.forward.reading import MOST_NUMBERS, NO_TRACE
-from jaxddp.parity.diagnosis.forward.rewiring import ADDED, edits_of_connections, edits_of_gradients, left_out, moved
+from jaxddp.parity.diagnosis.forward.rewiring import (
+    ADDED,
+    edits_of_connections,
+    edits_of_gradients,
+    left_out,
+    moved,
+    reordered,
+)
 from jaxddp.parity.diagnosis.forward.several_calls import (
     blocks_without_gradients,
     chains_left_out,
@@ -74,7 +81,9 @@ class Edits:
 
     def of_call(self, number: int, numbers: Sequence[float]) -> Iterator[CallEdit]:
         """Yield faults of a call's own arguments and function, numbers only as the port has them."""
-        edits = with_numbers(map(single, self._own(number)), likely(numbers))
+        call = self.loss.calls[number]
+        orders = ((call, change) for change in reordered(call, self.words))
+        edits = with_numbers(map(single, (*self._own(number), *orders)), likely(numbers))
         yield from (edit for edit in edits if edit.reference is None)
 
     def of_order(self, number: int) -> Iterator[CallEdit]:

@@ -77,7 +77,7 @@ def edits_of_connections(
         own = (
             left_out(call, variables),
             _only_one(call, operands),
-            _reordered(call, names),
+            reordered(call, names),
             _scaled(call, operands),
             _from_zeros(call),
         )
@@ -190,7 +190,7 @@ def _zeros(state: Any) -> Any:
     return torch.zeros_like(state) if isinstance(state, Tensor) else tuple(map(torch.zeros_like, state))
 
 
-def _reordered(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
+def reordered(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
     """Yield the parts of a split in another order; those that are joined; the gates of a recurrent layer."""
     parts = call.result
     if isinstance(parts, tuple | list) and len({getattr(x, "shape", None) for x in parts}) == 1 and len(parts) <= 4:

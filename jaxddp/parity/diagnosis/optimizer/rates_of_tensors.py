@@ -1,7 +1,9 @@
 """Mistakes in the learning rates of some tensors: another one, none, or another one for each group."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown
 
 EQUAL = 1e-9  # misfit of a step or tensor that is equal
 DISTINCT = 4  # digits in which the rates of two groups differ
+LARGEST, NEAR = 100, 1e-6  # denominator of a simple fraction, and how near it a factor is
 
 
 def rates_of_tensors(program: OptimizerProgram, sample: Sample, floor: float) -> Iterator[OptimizerEdit]:
@@ -44,7 +47,7 @@ def _of_groups(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerE
     tensors = range(len(program.names))
     products = ((predicted[:, at] * sample.update[:, at], predicted[:, at] ** 2) for at in map(sample.at, tensors))
     with np.errstate(all="ignore"):
-        factors = np.array([float(f"{both.sum() / squares.sum():.6g}") for both, squares in products])
+        factors = np.array([_plain(both.sum() / squares.sum()) for both, squares in products])
     groups = [factor for factor in np.unique(factors) if factor != 1]
     distinct = {f"{factor:.{DISTINCT}g}" for factor in groups}  # a single rate, rounded in float32, is not several
     if not np.isfinite(factors).all() or not 1 < len(distinct) == len(groups) <= len(program.names) // 2:
@@ -52,3 +55,15 @@ def _of_groups(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerE
     each = (f"of {listed(program, factors == factor)} times {number(factor)}" for factor in groups)
     says = f"learning rate {', '.join(each)}"
     yield discrete("rate_of_some", says, lambda p: replace(p, factor=factors))
+
+
+def _plain(factor: float) -> float:
+    """Return the quotient of two rates that a factor is, up to rounding: a simple fraction, or one of six digits.
+
+    >>> [_plain(x) for x in (3.3333332, 0.2999999, 1.0000001, 0.123456)]
+    [3.3333333333333335, 0.3, 1.0, 0.123456]
+    """
+    if not math.isfinite(factor):
+        return factor
+    fraction = float(Fraction(factor).limit_denominator(LARGEST))
+    return fraction if math.isclose(fraction, factor, rel_tol=NEAR) else float(f"{factor:.6g}")
