@@ -60,7 +60,7 @@ def main(options: LargePortOptions) -> None:
         command = [sys.executable, "-m", "jaxddp.parity", str(file), "--devices", "2", "--steps", "3"]
         first_run = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(Path(folder, "programs"))}  # nothing is compiled yet
         started = time.monotonic()
-        with subprocess.Popen(command, env=first_run) as process, peak_memory(process.pid) as peak:
+        with subprocess.Popen(command, env=first_run) as process, peak_memory(process.pid, interval=0.5) as peak:
             process.wait()
     seconds = time.monotonic() - started
     print(f"exit code {process.returncode}, {seconds:.0f} s, {peak[0] / 2**30:.2f} GiB ({AIMS})")

@@ -54,12 +54,15 @@ def watch(command: Sequence[str], pattern: str, env: Mapping[str, str]) -> Watch
 
 
 @contextlib.contextmanager
-def peak_memory(root: int, kinds: tuple[str, ...] = UNMAPPED) -> Iterator[list[int]]:
-    """Watch the memory of a process and of all below it; yield a list with the most bytes so far."""
+def peak_memory(root: int, kinds: tuple[str, ...] = UNMAPPED, interval: float = INTERVAL) -> Iterator[list[int]]:
+    """Watch the memory of a process and of all below it; yield a list with the most bytes so far.
+
+    A look at a large process takes 0.05 s, so that it needs a longer interval.
+    """
     peak, ended = [0], threading.Event()
 
     def look() -> None:
-        while not ended.wait(INTERVAL):
+        while not ended.wait(interval):
             peak[0] = max(peak[0], memory(family(root), kinds))
 
     thread = threading.Thread(target=look, daemon=True)

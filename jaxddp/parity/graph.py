@@ -66,6 +66,12 @@ class Node:
         return m.total != round(m.total) or m.squares != round(m.squares)
 
 
+    @property
+    def is_spoiled(self) -> bool:
+        """Return whether no value of it is a finite number."""
+        return self.moments is not None and self.moments.finite == 0 < self.moments.size
+
+
 class Graph(Sequence[Node]):
     """Values of a program, in the order of their computation.
 

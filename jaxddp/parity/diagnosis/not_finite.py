@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.finite import GRADIENTS, NotFinite
@@ -41,13 +42,13 @@ def on_one_side(
     step = spoiled.step + 1
     followers = [one for one in differences if not one.cause and one.step >= step and math.isinf(one.residual)]
     same = [one for one in followers if (one.stage, one.step) == (spoiled.stage, step)]
-    layer = same[0].layer if same else None
+    found = same[0] if same else None
     is_loss = spoiled.stage == LOSS
     origin = _arises_in(evidence, searches, spoiled) if is_loss else _loss_is_finite(spoiled).removeprefix("; ")
     allowed = evidence.judgement.allowed(spoiled.stage)
-    first = Difference(
-        spoiled.stage, step, spoiled.where, math.inf, allowed, layer=layer, detail=origin, not_finite=spoiled.side
-    )
+    first = Difference(spoiled.stage, step, spoiled.where, math.inf, allowed, detail=origin, not_finite=spoiled.side)
+    if found is not None:
+        first = replace(first, layer=found.layer, jax=found.jax, torch=found.torch, segments=found.segments)
     return [first, *(one for one in differences if one not in followers)]
 
 

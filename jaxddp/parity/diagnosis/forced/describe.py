@@ -41,5 +41,5 @@ def _largest_difference(location: Location, segment: Segment) -> tuple[tuple[int
         return (), (0.0, 0.0)
     flat = jax.ravel() if segment.order is None else jax.ravel()[segment.order]
     other = flat.reshape(torch.shape)
-    index = np.unravel_index(int(np.nanargmax(np.abs(torch - other))), torch.shape)
+    index = np.unravel_index(int(np.argmax(np.nan_to_num(np.abs(torch - other), nan=np.inf))), torch.shape)
     return tuple(map(int, index)), (float(other[index]), float(torch[index]))

@@ -103,7 +103,7 @@ def collapses(location: "Location", alignment: Alignment) -> bool:
     changed = location.aligner.follow(alignment.copy(), set(alignment.edits))
     for k, node in enumerate(location.torch):
         x, y = node.array, changed.arrays.get(k)
-        if x is None or y is None or x.dtype.kind != "f" or x.size < 2:
+        if x is None or y is None or not x.dtype.kind == y.dtype.kind == "f" or x.size < 2:
             continue
         if np.ptp(x) > 0 and y.size and not np.ptp(y) > 0:
             return True

@@ -24,6 +24,9 @@ def lines_of(location: Location, place: Sequence[Segment]) -> Lines:
     next_of_torch, next_of_jax = place[-1].joined or place[-1].ends
     of_jax, of_torch = ([k for one in place for k in getattr(one, side)] for side in ("jax", "torch"))
     lines = Lines(_last_line(jax, of_jax, next_of_jax), _last_line(torch, of_torch, next_of_torch))
+    if jax[place[-1].ends[1]].is_spoiled:  # what follows from a NaN is one, too
+        first = _first_line(jax, of_jax), _first_line(torch, of_torch)
+        return Lines(first[0] or lines.jax, first[1] or lines.torch)
     if of_torch and not of_jax:
         return _of_call_left_out(location, place, torch[of_torch[-1]].call) or lines
     if of_jax and not of_torch:
@@ -145,6 +148,10 @@ def _word(node: Node) -> str:
     """Return what an operation is called on both sides."""
     word = INFIX.get(node.name) or NAMES.get(node.name, node.name)
     return PRODUCTS[0] if word in PRODUCTS else word
+
+
+def _first_line(graph: Graph, indices: Sequence[int]) -> SourceLine | None:
+    return next((graph[k].line for k in indices if graph[k].line is not None), None)
 
 
 def _last_line(graph: Graph, indices: Sequence[int], after: int) -> SourceLine | None:

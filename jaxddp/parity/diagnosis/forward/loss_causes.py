@@ -104,14 +104,16 @@ def search_model(
         leading = [*beginning_in(between(calls, *evidence.between), patches, calls)]
         items = [*leading] if evidence.thrifty else items
     replays = max(replays_of(calls), PER_FAULT * len(items)) if replays is None else replays
-    reading = evidence.reading
-    if reading is not None and not (reading.program and _is_finite(subject, reading)):
-        reading = None
+    read = evidence.reading if evidence.reading is not None and evidence.reading.program else None
+    reading = read if read is not None and _is_finite(subject, read) else None
     hides = reading is not None and parted_with(subject, reading, ())[1].computes_zero
     excluded = MAY_LEAVE_OUT if hides else frozenset()
     items = [item for item in items if excluded.isdisjoint(item.faults)]
     search = LossSearch(subject, evidence, items, (step, (rank,)), floor, replays, leading)
-    return search.by_catalogue() if reading is None else search.with_reading(reading)
+    if reading is not None:
+        return search.with_reading(reading)
+    ruling, named = search.by_catalogue()
+    return ruling if named or read is None else search.located(read, ruling), named
 
 
 def _is_finite(subject: "LossAndGradients", reading: Reading) -> bool:
@@ -192,7 +194,7 @@ class LossAndGradients:
             return []
         # Parameters that are 1 or 0, as they begin, hide which one is which.
         for way, jax in ((NEAR, reading.varied.get(NEAR)), ("", graph)):
-            if jax is not None and jax[jax.end].is_telling:
+            if jax is not None and (jax[jax.end].is_telling or jax[jax.end].is_spoiled):
                 with contextlib.suppress(*IMPOSSIBLE):
                     loss = self._replay.graph(step, reading.rank, way)
                     others = [*self._other_inputs(reading, way)]

@@ -51,12 +51,22 @@ class LossSearch:
         tried = self.subject, self.items, self.probe, self.floor, self.replays
         return find_faults(*tried, self.leading, self.evidence.thrifty, pairs)
 
-    def with_reading(self, reading: Reading) -> tuple[Ruling, tuple[Item, ...]]:
-        """Return the ruling where the port's program is known."""
+    def located(self, reading: Reading, ruling: Ruling) -> Ruling:
+        """Add to a ruling without names where the programs differ, without names: any NaN would explain another one."""
+        faults = self.subject.located(reading, *self._words(reading))
+        segments = tuple(fault.text for fault in faults)
+        return replace(ruling, lines=tuple(text.lines for text in segments[:1]), segments=segments)
+
+    def _words(self, reading: Reading) -> tuple[dict[int, str], dict[int, str]]:
+        """Return the names of parameters and entries of the batch by their ids, and those of the entries alone."""
         module, steps = self.evidence.module, self.evidence.steps
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         inputs = {id(x): name for name, x in steps[reading.step].micro_batches[reading.rank][0].items()}
-        words = {**inputs, **names}
+        return {**inputs, **names}, inputs
+
+    def with_reading(self, reading: Reading) -> tuple[Ruling, tuple[Item, ...]]:
+        """Return the ruling where the port's program is known."""
+        words, inputs = self._words(reading)
         faults = self.subject.located(reading, words, inputs)
         faults = faults or self.subject.located_gradients(reading, words, inputs)
         if not faults:

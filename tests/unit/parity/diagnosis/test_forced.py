@@ -206,6 +206,15 @@ def test_a_segment_has_the_values_that_differ_most(reference: Any) -> None:
     np.testing.assert_allclose(segment.values, (batch["x"][place], batch["x"][place] * 8**0.5), rtol=1e-12)
 
 
+def test_values_that_are_no_numbers_have_the_line_where_they_arise(reference: Any) -> None:
+    def wrong(scale: jax.Array) -> jax.Array:
+        return jnp.log(-scale)
+
+    [segment] = segments(reference, scale=wrong)
+    assert segment.jax[:2] == ("neg", "log") and np.isnan(segment.values[0])
+    assert segment.lines.jax is not None and segment.lines.jax.text == "return jnp.log(-scale)"
+
+
 LENGTHS = np.array([3, 5, 2])
 
 
