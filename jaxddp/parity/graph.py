@@ -65,7 +65,6 @@ class Node:
             return m.finite == 1 and m.least != round(m.least)
         return m.total != round(m.total) or m.squares != round(m.squares)
 
-
     @property
     def is_spoiled(self) -> bool:
         """Return whether no value of it is a finite number."""

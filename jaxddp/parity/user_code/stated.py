@@ -37,7 +37,7 @@ def stated_at(line: SourceLine | None, value: str, layer: str = "") -> SourceLin
         value: the value as code.
         layer: name of the layer that has the value, as the attribute of `self` that it is; "" if none has.
     """
-    text = _text_of(line)
+    text = text_of(line)
     statement = None if text is None or line is None else text.at(line.number)
     if text is None or line is None or statement is None:
         return line
@@ -52,7 +52,7 @@ def made_at(line: SourceLine | None, layer: str) -> SourceLine | None:
         line: the line; None: unknown.
         layer: name of the layer, as the attribute of `self` that it is.
     """
-    text = _text_of(line)
+    text = text_of(line)
     if text is None or line is None or (statement := text.at(line.number)) is None or layer not in _called(statement):
         return line
     made = [value.lineno for value in _values(text, statement, layer) if isinstance(value, ast.Call)]
@@ -61,7 +61,7 @@ def made_at(line: SourceLine | None, layer: str) -> SourceLine | None:
 
 def returned_at(line: SourceLine | None) -> SourceLine | None:
     """Return the last `return` of the function whose definition is at a line; the line itself if there is none."""
-    text = _text_of(line)
+    text = text_of(line)
     if text is None or line is None or (function := text.function_at(line.number)) is None:
         return line
     return SourceLine(line.path, last_return(function))
@@ -74,7 +74,7 @@ def called_at(line: SourceLine | None, functions: Collection[str]) -> SourceLine
         line: the line of the statement; None: unknown.
         functions: names of functions.
     """
-    text = _text_of(line)
+    text = text_of(line)
     if text is None or line is None or (statement := text.at(line.number)) is None:
         return None
     made = (value for name in _used(statement) for value in _values(text, statement, name))
@@ -82,7 +82,8 @@ def called_at(line: SourceLine | None, functions: Collection[str]) -> SourceLine
     return next((SourceLine(line.path, call.lineno) for call in calls), None)
 
 
-def _text_of(line: SourceLine | None) -> FileText | None:
+def text_of(line: SourceLine | None) -> FileText | None:
+    """Return the file of a line; None: it is unknown, or no Python."""
     if line is None:
         return None
     try:

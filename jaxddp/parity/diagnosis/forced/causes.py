@@ -29,7 +29,7 @@ from jaxddp.parity.operations import SegmentText
 
 MOST_COVERING = 6  # faults whose names are tried on others
 NEARBY = 4  # faults after one, of which one may be a part of it
-MOST_OPERATIONS = 24  # of the port, in such a segment
+MOST_OPERATIONS = 64  # of the port, in such a segment
 MAY_COLLAPSE = ("factor", "addend", "other_operand", "call_added", "number")  # they explain anything if values vanish
 REDUCTION = "other_expression"  # fault of a mean or sum over other elements, see `substitutes`
 MOST_NAMES = 3  # of a segment, if a run cannot tell them apart

@@ -12,6 +12,7 @@ from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.graph import ARGUMENT, Graph, Node
 from jaxddp.parity.operations import are_near
+from jaxddp.parity.user_code.functions import common_function
 
 INFIX = {
     **dict.fromkeys(("add", "add_", "add_any"), "+"),
@@ -36,6 +37,7 @@ CONSTANT = "a constant"  # name of such a value on both sides
 SHORT = 2  # letters of a variable that says less than a layer, such as x and h2
 MOST_BETWEEN = 3  # values between two segments that are written as one
 LONGEST = 160  # characters of one side
+MOST_OF_CALL = 40  # characters of one side, if the other has nothing there
 
 
 class Expressions:
@@ -98,7 +100,9 @@ class Expressions:
             inside_torch |= self._between(self._torch, one.ends[0], t)
             inside_jax |= self._between(self._jax, one.ends[1], j)
         jax = self._text(self._jax, j, inside_jax, self._leaf_of_jax)
-        return _short(jax), _short(self._text(self._torch, t, inside_torch, self._leaf_of_torch))
+        torch = self._text(self._torch, t, inside_torch, self._leaf_of_torch)
+        longest = LONGEST if inside_jax and inside_torch else MOST_OF_CALL  # what one side has alone is often a call
+        return _written(jax, self._jax, inside_jax, longest), _written(torch, self._torch, inside_torch, longest)
 
     def _between(self, graph: Graph, first: int, last: int) -> set[int]:
         """Return the values that are computed from a value, and from which another is; the last one, too."""
@@ -219,6 +223,14 @@ def _argument(x: Any, texts: Iterator[str]) -> str:
     if isinstance(x, Mapping):
         return f"{{{', '.join(_argument(one, texts) for one in x.values())}}}"
     return f"{x:.6g}" if isinstance(x, float) else f"{x!r}"
+
+
+def _written(text: str, graph: Graph, inside: Collection[int], longest: int) -> str:
+    """Return an expression; in place of a long one the user's function that computes it, if there is one."""
+    nodes = (graph[k] for k in inside if graph[k].name not in MOVES)
+    chains = [(node.line, *node.callers) for node in nodes if node.line is not None]
+    function = common_function(chains) if len(text) > longest else ""
+    return f"{function}(...)" if function else _short(text)
 
 
 def _short(text: str) -> str:

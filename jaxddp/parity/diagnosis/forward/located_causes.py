@@ -17,6 +17,7 @@ from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Item, Stages, Subject
 from jaxddp.parity.operations import Lines, SourceLine
 
 LOSS = "local_loss"
+MOST_OPERATIONS = 3  # of a side that are said of a fault
 MOST_COMBINATIONS = 8  # of names that a run may not tell apart
 FORCED = "in one micro-batch, with the port's values in place of these, the losses are equal"
 LOSSES = "planted in the reference, these give the losses of every step, and the gradients differ further"
@@ -95,10 +96,20 @@ def ruling_on(
         else:
             faults = [replace(fault, names=()) for fault in faults]
     says = [fault.names[0].says if fault.names else fault.says for fault in faults]
-    if not all(says):
+    if not any(says):
         return replace(ruling, lines=lines[:1]), ()
+    says = [words or _operations(fault) for words, fault in zip(says, faults, strict=True)]
     kinds = tuple(fault.names[0].faults[0] if fault.names else fault.kind for fault in faults)
     return replace(ruling, named=(Hypothesis(kinds, "; ".join(says), 0.0, measured=proof),)), ()
+
+
+def _operations(fault: LocatedFault) -> str:
+    """Say a fault that is too long for code by the operations of both sides."""
+    jax, torch = (
+        " then ".join(of_side[:MOST_OPERATIONS]) + (" and more" if len(of_side) > MOST_OPERATIONS else "")
+        for of_side in (fault.text.jax, fault.text.torch)
+    )
+    return f"{jax or 'nothing'} instead of {torch or 'nothing'}"
 
 
 def _without_idle(faults: Sequence[LocatedFault], subject: Subject, floor: float) -> Sequence[LocatedFault]:
