@@ -14,6 +14,9 @@ EDITS: dict[str, Fault] = {
     "call_moved": Fault("a call is made at another place", "make the call where the reference makes it"),
     "operand_left_out": Fault("an operand is left out", "use all operands, like the reference"),
     "other_operand": Fault("a call is given another tensor", "give the call the tensor that the reference gives it"),
+    "other_values": Fault(
+        "an entry of the batch has other values", "make the entry as the reference does, from the same data"
+    ),
     "other_expression": Fault(
         "a result is computed in another way", "compute it like the reference, from the same tensors"
     ),

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from jaxddp.parity.catalogue import EDITS, is_of_optimizer
 from jaxddp.parity.diagnosis.evidence import Evidence
+from jaxddp.parity.diagnosis.forced.causes import OTHER_VALUES
 from jaxddp.parity.diagnosis.forward.rank_job import ForwardDiagnosis, NeededValues
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
@@ -107,6 +108,14 @@ def with_function_lines(
     if ruling is not None and ruling.lines and all(line != Lines() for line in ruling.lines):
         return ruling
     return _with_lines(ruling, _lines_of_functions(evidence, searches, functions), lambda fault: True)
+
+
+def with_loss_lines(evidence: Evidence, searches: InterruptibleSearches, ruling: Ruling | None) -> Ruling:
+    """Add the lines of the functions that make the batch to faults of it, and those of the loss to others without."""
+    if ruling is not None and any(OTHER_VALUES in one.faults for one in ruling.named):
+        batches = _lines_of_functions(evidence, searches, SAMPLES)
+        ruling = _with_lines(ruling, batches, lambda fault: fault == OTHER_VALUES)
+    return with_function_lines(evidence, searches, ruling, LOSS)
 
 
 def _lines_of_functions(evidence: Evidence, searches: InterruptibleSearches, functions: Functions) -> Lines:

@@ -14,7 +14,6 @@ from jaxddp.parity.diagnosis.as_differences import CUT_SHORT, as_differences, jo
 from jaxddp.parity.diagnosis.cause_lines import (
     CLIPPED,
     IN_STEP,
-    LOSS,
     REDUCTION,
     RESTORE,
     SAMPLES,
@@ -22,6 +21,7 @@ from jaxddp.parity.diagnosis.cause_lines import (
     explain_forward,
     read_program,
     with_function_lines,
+    with_loss_lines,
     with_optimizer_lines,
 )
 from jaxddp.parity.diagnosis.evidence import Evidence
@@ -202,7 +202,7 @@ def _explain_model(
         of_model, of_buffers = explain_forward(evidence, searches, job) or (None, None)
     differences: list[Difference] = []
     if stages:
-        for one in as_differences(evidence, stage, with_function_lines(evidence, searches, of_model, LOSS)):
+        for one in as_differences(evidence, stage, with_loss_lines(evidence, searches, of_model)):
             in_loss = layer is None and equal and not one.cause and stage == "local_loss"
             alike = (
                 f"all {equal} layers that can be compared return equal values (the first, of several): look after them"

@@ -25,12 +25,13 @@ from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
 from jaxddp.parity.diagnosis.forward.sites import patches_of
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, residual_at
 from jaxddp.parity.graph import ARGUMENT, Graph
-from jaxddp.parity.operations import SegmentText
+from jaxddp.parity.operations import SegmentText, are_near
 
 MOST_COVERING = 6  # faults whose names are tried on others
 NEARBY = 4  # faults after one, of which one may be a part of it
 MOST_OPERATIONS = 64  # of the port, in such a segment
 MAY_COLLAPSE = ("factor", "addend", "other_operand", "call_added", "number")  # they explain anything if values vanish
+OTHER_VALUES = "other_values"  # fault of a batch
 REDUCTION = "other_expression"  # fault of a mean or sum over other elements, see `substitutes`
 MOST_NAMES = 3  # of a segment, if a run cannot tell them apart
 LONGEST = 240  # characters of what both sides compute, if it stands in place of a name
@@ -252,6 +253,10 @@ class Naming:
         They are empty if they are long, or not known.
         """
         torch, jax = self._location.torch, self._location.jax
+        t, j = torch[place[-1].ends[0]], jax[place[-1].ends[1]]
+        is_argument = len(place) == 1 and t.call == j.call == ARGUMENT
+        if is_argument and t.moments is not None and j.moments is not None and not are_near(t.moments, j.moments):
+            return OTHER_VALUES, f"{t.name} of the batch has other values", ("", "")
         calls = {torch[k].call for one in place for k in one.torch}
         operations = {jax[k].call for one in place for k in one.jax}
         is_known = self._is_certain and not any(one.edits and one.order is None for one in place)

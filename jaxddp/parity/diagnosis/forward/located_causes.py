@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.forced.causes import LocatedFault
+from jaxddp.parity.diagnosis.forced.causes import OTHER_VALUES, LocatedFault
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.forward.fault_lines import OF_CALLS, of_layer
 from jaxddp.parity.diagnosis.forward.reading import Reading
@@ -136,7 +136,12 @@ def _explain_losses(subject: Subject, named: Sequence[CallEdit], floor: float) -
 
 
 def _lines(fault: LocatedFault, reading: Reading, made: Mapping[str, SourceLine]) -> Lines:
-    """Return the lines of a fault; if it is an option of a library's layer, those that make the layer."""
+    """Return the lines of a fault; if it is an option of a library's layer, those that make the layer.
+
+    Other values of the batch are made by none of the loss's lines.
+    """
+    if fault.kind == OTHER_VALUES and not fault.names:
+        return Lines()
     if not fault.names or fault.call is None:
         return fault.text.lines
     if fault.call.within is None and fault.names[0].change.fault in OF_CALLS:

@@ -215,6 +215,13 @@ def test_values_that_are_no_numbers_have_the_line_where_they_arise(reference: An
     assert segment.lines.jax is not None and segment.lines.jax.text == "return jnp.log(-scale)"
 
 
+@pytest.mark.parametrize(("add", "says"), [(0.0, []), (0.5, ["y of the batch has other values"])])
+def test_an_entry_of_the_batch_with_other_values_is_named(add: float, says: list[str], reference: Any) -> None:
+    loss, weights, batch = reference
+    port = read((loss, weights, {**batch, "y": batch["y"] + add}))
+    assert [fault.says for fault in located_faults(loss, port, [], {}, {}, lambda call: ())] == says
+
+
 LENGTHS = np.array([3, 5, 2])
 
 
