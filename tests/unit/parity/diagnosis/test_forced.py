@@ -152,7 +152,7 @@ CASES: dict[str, tuple[dict[str, Any], list[tuple[list[str], list[str]]]]] = {
     ),
     "a mask after the softmax": (
         {"masked": lambda scores: scores, "share": masked_after},
-        [(["masked_fill of the scores -inf"], []), ([], ["select_n 0 1", "eq 1", "select_n 0"])],
+        [(["masked_fill of the scores -inf"], ["select_n 0 1", "eq 1", "select_n 0"])],
     ),
     "another place that is written to": (
         {"twice": 1},
