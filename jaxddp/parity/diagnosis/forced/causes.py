@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from jaxddp.parity.diagnosis.forced.describe import text_of
-from jaxddp.parity.diagnosis.forced.expressions import Expressions
+from jaxddp.parity.diagnosis.forced.expressions import CONSTANT, Expressions
 from jaxddp.parity.diagnosis.forced.forced_values import (
     OtherInputs,
     collapses,
@@ -264,7 +264,7 @@ class Naming:
         says, code = (self._expressions.sentence(place), self._expressions.sides(place)) if short else ("", ("", ""))
         if len(says) > LONGEST or " ... " in says:
             says, code = "", ("", "")
-        is_added = any(one.jax for one in place)
+        is_added = any(one.jax for one in place) or j.name == CONSTANT  # which takes the place of calls
         kind, lead = "other_expression", ""
         if calls and not is_added:
             kind, lead = "call_left_out" if len(calls) == 1 else "calls_left_out", "left out: "

@@ -36,6 +36,7 @@ IDLE = ("mul", "div", "add", "sub", "select_n", "where", "reduce_sum", "sum", "m
 CONSTANT = "a constant"  # name of such a value on both sides
 SHORT = 2  # letters of a variable that says less than a layer, such as x and h2
 MOST_BETWEEN = 3  # values between two segments that are written as one
+MOST_NUMBERS = 4  # of a constant that is written as a list
 LONGEST = 160  # characters of one side
 MOST_OF_CALL = 40  # characters of one side, if the other has nothing there
 
@@ -51,6 +52,7 @@ class Expressions:
         self._torch, self._jax, self._loss = location.torch, location.jax, location.loss
         alignment = location.alignment
         self._names: dict[int, str] = {}  # of the values of one place
+        self._forced: dict[int, int] = {}  # what differs at this place
         self._twins: dict[int, int] = {}
         for k, twin in (*alignment.twins.items(), *alignment.forced.items()):
             self._twins.setdefault(twin.jax, k)
@@ -62,6 +64,7 @@ class Expressions:
         returns it: "linear(...)".
         """
         self._names.clear()
+        self._forced = {one.ends[1]: one.ends[0] for one in place}
         jax, torch = self._sides(place)
         module = self._module(place)
         return (jax.replace(f"{module}.", ""), torch.replace(f"{module}.", "")) if module else (jax, torch)
@@ -169,11 +172,13 @@ class Expressions:
         waiting = [index]
         while waiting:
             k = waiting.pop()
-            if k in self._twins:
+            if k in self._twins and self._forced.get(k) != self._twins[k]:
                 return self._leaf_of_torch(self._twins[k])
             if self._jax[k].name in MOVES and self._jax[k].inputs and self._only_moves(self._jax, k):
                 waiting += self._jax[k].inputs[:1]
         node = self._jax[index]
+        if node.call == ARGUMENT and node.array is not None and node.name == CONSTANT and node.size <= MOST_NUMBERS:
+            return f"{node.array.tolist()}"
         return "".join(re.findall(r"[\w.]+", node.name)[-1:]) if node.call == ARGUMENT else f"{_name(node)}(...)"
 
 

@@ -24,6 +24,7 @@ from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed,
 from jaxddp.parity.diagnosis.forward.combining import exchanged
 from jaxddp.parity.diagnosis.forward.composites import CELLS, GATES
 from jaxddp.parity.diagnosis.forward.edits import MOVERS, OPERANDS, orders_of
+from jaxddp.parity.diagnosis.forward.signatures import parameters_of
 
 
 def _sorted(x: Tensor, axis: int) -> Tensor:
@@ -142,8 +143,8 @@ def left_out(call: Call, variables: Mapping[int, str] = NO_NAMES) -> Iterator[Ch
 
 
 def _only_one(call: Call, operands: Operands) -> Iterator[Change]:
-    """Yield one of several operands instead of the result."""
-    if len(operands) > 1 and _is_float(call.result):
+    """Yield one of several operands instead of the result; a layer without its weights is no layer."""
+    if len(operands) > 1 and _is_float(call.result) and "weight" not in parameters_of(call.function):
         for position, _ in operands:
             if call.args[position].shape == call.result.shape:
                 others = " and ".join(name for other, name in operands if other != position)
