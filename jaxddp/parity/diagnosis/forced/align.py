@@ -16,6 +16,9 @@ from jaxddp.parity.graph import ARGUMENT, Graph, differing
 from jaxddp.parity.operations import NEAR, Moments, are_near, moments
 
 
+TAKEN = ("__getitem__", "masked_select")  # calls that keep what a mask shows
+
+
 @dataclass(frozen=True)
 class Twin:
     """A value of the port that a value of torch is.
@@ -251,7 +254,7 @@ def moments_of(array: np.ndarray) -> Moments:
 def rows_taken(torch: Graph) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the number of rows, and which of them are kept, of each call that keeps those where a mask is True."""
     for node in torch:
-        kept = node.array.shape[:1] if node.array is not None else ()
+        kept = node.array.shape[:1] if node.array is not None and node.name in TAKEN else ()
         for mask in (torch[k].array for k in node.inputs):
             if mask is not None and mask.dtype.kind == "b" and (mask.sum(),) == kept and 0 < mask.sum() < mask.size:
                 yield mask.size, np.flatnonzero(mask)
@@ -260,8 +263,10 @@ def rows_taken(torch: Graph) -> Iterator[tuple[int, np.ndarray]]:
 def _used_rightly(graph: Graph, equal: Collection[int]) -> set[int]:
     """Return the integers and bools that differ, such as places, with which calls compute what makes an equal value."""
     region = differing(graph, equal)
+    places = [k for k in region if (array := graph[k].array) is not None and array.dtype.kind in "iub"]
+    if not places:
+        return set()
     leading = {*equal}
     for k in range(len(graph) - 1, -1, -1):
         leading |= {x for x in graph[k].inputs if x not in region} if k in leading else set()
-    places = (k for k in region if (array := graph[k].array) is not None and array.dtype.kind in "iub")
     return {k for k in places if not leading.isdisjoint(graph.users[k])}
