@@ -15,7 +15,6 @@ from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.graph import ARGUMENT, Graph, differing
 from jaxddp.parity.operations import NEAR, Moments, are_near, moments
 
-
 TAKEN = ("__getitem__", "masked_select")  # calls that keep what a mask shows
 
 
