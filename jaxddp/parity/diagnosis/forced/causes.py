@@ -227,7 +227,9 @@ class Naming:
         planted = with_names(self._location, place, names)
         if not all(holds(self._location, planted, other) for other in self._others):
             return False
-        may_collapse = any(name.change.fault in MAY_COLLAPSE for name in names)
+        # Of whole numbers, such as the k of topk, few are tried.
+        whole = [name for name in names if name.change.fault == "number" and name.value is None]
+        may_collapse = any(name.change.fault in MAY_COLLAPSE for name in names if name not in whole)
         return not may_collapse or not collapses(self._location, planted)
 
     def _together(self, alike: Sequence[CallEdit]) -> CallEdit:
