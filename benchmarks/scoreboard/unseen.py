@@ -94,7 +94,7 @@ def scored(label: str, faults: Sequence[Any], report: Report, seconds: float) ->
         all(jax & _numbers(texts[0], fault.jax_lines) for fault in faults),
         all(torch & _numbers(texts[1], fault.torch_lines) for fault in faults),
         max((len(one.torch) for one in segments), default=-1),
-        (seconds, report.part_seconds[CAUSES]),
+        (seconds, report.part_seconds.get(CAUSES, 0.0)),
         tuple(causes or operations or map(str, report.problems)),
     )
 

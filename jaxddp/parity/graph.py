@@ -169,8 +169,8 @@ def needed_values(jax: Graph, torch: Operations) -> tuple[int, ...]:
 
     >>> x, y, z = (moments(np.array(values)) for values in ([0.5, 1.5], [1.5, 2.5], [2.5, 3.5]))
     >>> jax = Graph([Node("x", moments=x), Node("add", 0, 0, (0,), moments=y), Node("add", 1, 0, (1,), moments=z)])
-    >>> needed_values(jax, (Operation("add", (), (), None, (y,)),))
-    (1, 2)
+    >>> needed_values(jax, (Operation("add", (), (), None, (y,)),))  # torch does not compute the last one
+    (0, 1, 2)
     """
     known = Results(torch)
     equal = {k for k, node in enumerate(jax) if node.moments is not None and known.has_value(node.moments)}
