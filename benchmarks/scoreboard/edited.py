@@ -60,14 +60,15 @@ def score_edited(mutant: Any, workers: Workers) -> EditedScore:
         except InputError as error:
             refused = False, False, False, -1, False, (time.monotonic() - started, 0.0), (str(error),)
             return EditedScore(mutant.name, _edit(mutant), "refused", *refused)
-    return _scored(mutant, report, time.monotonic() - started)
+    return scored(mutant, report, time.monotonic() - started)
 
 
 def _edit(mutant: Any) -> str:
     return str(mutant).partition(": ")[2]
 
 
-def _scored(mutant: Any, report: Report, seconds: float) -> EditedScore:
+def scored(mutant: Any, report: Report, seconds: float) -> EditedScore:
+    """Return the score of a report on a mutant."""
     differences = report.differences
     causes = [one.cause for one in differences if one.cause]
     segments = [one for difference in differences for one in difference.segments]
