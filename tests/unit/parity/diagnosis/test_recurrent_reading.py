@@ -74,7 +74,7 @@ CASES = {
     "mean of all elements": (
         Pieces(mean=lambda losses, valid: losses.mean()),
         "other_expression",
-        "the mean of the result of cross_entropy over all elements (42 in number) in place of the result of div",
+        "the mean of losses over all elements (42 in number) in place of the result of div",
     ),
 }
 
