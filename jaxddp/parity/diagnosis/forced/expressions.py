@@ -38,7 +38,7 @@ SHORT = 2  # letters of a variable that says less than a layer, such as x and h2
 MOST_BETWEEN = 3  # values between two segments that are written as one
 MOST_NUMBERS = 4  # of a constant that is written as a list
 LONGEST = 160  # characters of one side
-MOST_OF_CALL = 40  # characters of one side, if the other has nothing there
+MOST_OF_CALL = 60  # characters of one side, if the other has nothing there
 
 
 class Expressions:

@@ -180,7 +180,7 @@ CASES = {
         returns,
         lambda w, batch: returns_in_jax(w, batch, lambda x: x),
         ("gradient_not_stopped",),
-        ("the gradient is not stopped at the result of add, though torch has no_grad",),
+        ("the gradient is not stopped at target, though torch has no_grad",),
     ),
     "none": Twins(returns, lambda w, batch: returns_in_jax(w, batch, lax.stop_gradient)),
 }
