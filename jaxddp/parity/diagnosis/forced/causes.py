@@ -234,10 +234,20 @@ class Naming:
 
     def _together(self, alike: Sequence[CallEdit]) -> CallEdit:
         """Return a fault in several places as one, with the pattern of their layers if there is one."""
+        alike = [*alike, *self._without_end(alike[0])]
         if (named := self._pattern(alike)) is not None:
             return named
         sites = frozenset(site for one in alike for site in one.sites)
         return replace(alike[0], sites=sites, changes={k: x for one in alike for k, x in one.changes.items()})
+
+    def _without_end(self, name: CallEdit) -> Iterator[CallEdit]:
+        """Yield a fault at the calls of its line on which the end does not depend, as of a step's other weights."""
+        torch, calls = self._location.torch, self._location.loss.calls
+        needed = {torch[k].call for k in torch.before(torch.end, range(len(torch)))}
+        lines = {(call.name, call.line) for call in calls if call.site in name.sites}
+        for number, call in enumerate(calls):
+            if number not in needed and (call.name, call.line) in lines:
+                yield replace(name, sites=frozenset({call.site}), changes={call.site: name.change})
 
     def _pattern(self, alike: Sequence[CallEdit]) -> CallEdit | None:
         """Return a fault in several places as one that the pattern of their layers names; None: none does."""
