@@ -241,12 +241,12 @@ class Naming:
         return replace(alike[0], sites=sites, changes={k: x for one in alike for k, x in one.changes.items()})
 
     def _without_end(self, name: CallEdit) -> Iterator[CallEdit]:
-        """Yield a fault at the calls of its line on which the end does not depend, as of a step's other weights."""
+        """Yield a fault of a step that moves weights at the calls of its line for other weights than the end."""
         torch, calls = self._location.torch, self._location.loss.calls
         needed = {torch[k].call for k in torch.before(torch.end, range(len(torch)))}
         lines = {(call.name, call.line) for call in calls if call.site in name.sites}
         for number, call in enumerate(calls):
-            if number not in needed and (call.name, call.line) in lines:
+            if self._location.loss.parameter and number not in needed and (call.name, call.line) in lines:
                 yield replace(name, sites=frozenset({call.site}), changes={call.site: name.change})
 
     def _pattern(self, alike: Sequence[CallEdit]) -> CallEdit | None:

@@ -153,6 +153,7 @@ class TorchGraph:
 
     Attributes:
         graph: the values.
+        parameter: see above.
         calls: the calls that compute them.
         recorded: all calls, also those that return no tensor.
         variables: index of a value -> name of the user's variable that holds it.
@@ -173,7 +174,7 @@ class TorchGraph:
         with naming(module) as modules, GraphTrace(modules, names) as trace:
             loss = loss_fn(module, batch)["loss"]
             end = trace.value_of(module.get_parameter(parameter) if parameter else loss)
-        self.graph = Graph(map(_unchanged, trace.nodes), end)
+        self.graph, self.parameter = Graph(map(_unchanged, trace.nodes), end), parameter
         self.calls, self.recorded, self.variables = trace.calls, trace.recorded, trace.variables
         self._held, self._without_gradient = trace.held, trace.without_gradient
 
