@@ -96,9 +96,9 @@ class PortValues:
             wanted = moments_of(looked_for)
             for k in self._near(wanted):
                 if (among is None or k in among) and are_near(wanted, self.jax[k].moments):
-                    there = self.jax[k].array
-                    order = None if there is None else self.layouts.matching(looked_for, there)
-                    if there is None or order is not None:
+                    port_array = self.jax[k].array
+                    order = None if port_array is None else self.layouts.matching(looked_for, port_array)
+                    if port_array is None or order is not None:
                         yield Twin(k, order, inverted)
         yield from self._padded(array, among)
 
@@ -107,10 +107,10 @@ class PortValues:
         if array.dtype.kind != "f" or np.unique(array).size < 2:
             return
         for k in (k for size in self.layouts.sizes_of_padded(array.shape) for k in self.of_size[size]):
-            there = self.jax[k].array
-            if there is None or there.dtype.kind != "f" or (among is not None and k not in among):
+            port_array = self.jax[k].array
+            if port_array is None or port_array.dtype.kind != "f" or (among is not None and k not in among):
                 continue
-            if (order := self.layouts.matching(array, there)) is not None:
+            if (order := self.layouts.matching(array, port_array)) is not None:
                 yield Twin(k, order)
 
     def _near(self, wanted: Moments) -> list[int]:

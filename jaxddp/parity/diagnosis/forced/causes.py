@@ -243,10 +243,12 @@ class Naming:
     def _without_end(self, name: CallEdit) -> Iterator[CallEdit]:
         """Yield a fault of a step that moves weights at the calls of its line for other weights than the end."""
         torch, calls = self._location.torch, self._location.loss.calls
+        if not self._location.loss.parameter:  # a loss has calls on its lines that it does not need, as of its count
+            return
         needed = {torch[k].call for k in torch.before(torch.end, range(len(torch)))}
         lines = {(call.name, call.line) for call in calls if call.site in name.sites}
         for number, call in enumerate(calls):
-            if self._location.loss.parameter and number not in needed and (call.name, call.line) in lines:
+            if number not in needed and (call.name, call.line) in lines:
                 yield replace(name, sites=frozenset({call.site}), changes={call.site: name.change})
 
     def _pattern(self, alike: Sequence[CallEdit]) -> CallEdit | None:
