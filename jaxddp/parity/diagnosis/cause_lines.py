@@ -94,8 +94,8 @@ def with_optimizer_lines(
     if (ruling is not None and ruling.named) or is_spoiled:
         ruling = _with_lines(ruling, schedule, SCHEDULE.__contains__)
     if ruling is not None and any(fault in CLIPPING for one in ruling.named for fault in one.faults):
-        step, number = _lines_of_functions(evidence, searches, CLIPPED)
-        clips = jax.optimizer if evidence.facts.clips_inside else step or jax.optimizer
+        mean, number = _lines_of_functions(evidence, searches, CLIPPED)
+        clips = jax.optimizer if evidence.facts.clips_inside else mean or jax.optimizer
         ruling = _with_lines(ruling, Lines(clips, number or torch.optimizer), CLIPPING.__contains__)
     ruling = _with_lines(ruling, Lines(jax.optimizer, torch.optimizer), applies)
     return with_function_lines(evidence, searches, ruling, REDUCTION)

@@ -121,7 +121,7 @@ class JaxOptimizerLine:
         port = getattr(self.case, "port", None)
         if port is None or port.jax_optimizer is None:
             return OptimizerLines()
-        made, schedule, rates = None, None, ()
+        made, schedule, rates = None, None, tuple[Noted, ...]()
         with jax.enable_x64(True), contextlib.suppress(Exception):  # the run of the port reports it
             if port.torch_step:
                 made = self._one_of_several()
@@ -143,7 +143,8 @@ class JaxOptimizerLine:
     def _rates(self, optimizer: optax.GradientTransformation, params: Any) -> tuple[Noted, ...]:
         if self.step is None or self.step > MOST_STEPS:
             return ()
-        update, state, gradients = jax.jit(optimizer.update), optimizer.init(params), jax.tree.map(jnp.zeros_like, params)
+        update, gradients = jax.jit(optimizer.update), jax.tree.map(jnp.zeros_like, params)
+        state = optimizer.init(params)
         for _ in range(self.step):
             _, state = update(gradients, state, params)
         with jax.disable_jit(), LineValues() as values:

@@ -56,6 +56,6 @@ class TorchOptimizerLine:
         if function is None or self.step is None or self.step > MOST_STEPS:
             return OptimizerLines(line, at if function is None else returned_at(function))
         for _ in range(self.step):
-            with LineValues() as values, warnings.catch_warnings(action="ignore"):  # no optimizer.step()
+            with LineValues() as values, warnings.catch_warnings(action="ignore"):  # no update precedes it
                 scheduler.step()
         return OptimizerLines(line, returned_at(function), values.numbers)

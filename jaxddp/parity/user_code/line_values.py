@@ -12,6 +12,7 @@ from jaxddp.parity.operations import Moments, SourceLine, are_near, is_of_user, 
 MOST_STEPS = 64  # of a run, before one whose rate is computed line by line
 MOST_LINES = 5000  # that are followed
 MOST_VALUES = 64  # of a container
+MOST_ELEMENTS = 2**16  # of an array; of a larger one, some are noted
 NUMBERS = "biufc"  # kinds of dtypes
 
 Noted = tuple[SourceLine, Moments]
@@ -96,4 +97,7 @@ def _array(x: Any) -> np.ndarray | None:
         array = np.asarray(x)
     except Exception:  # each library has errors of its own
         return None
-    return array.view(array.real.dtype) if array.dtype.kind == "c" else array if array.dtype.kind in NUMBERS else None
+    if array.dtype.kind not in NUMBERS:
+        return None
+    array = array if array.size <= MOST_ELEMENTS else array.flat[:: -(-array.size // MOST_ELEMENTS)]
+    return array.view(array.real.dtype) if array.dtype.kind == "c" else array

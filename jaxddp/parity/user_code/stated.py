@@ -1,6 +1,7 @@
 """Find the line that states a value that another line uses: a constant's, or the one that makes a layer."""
 
 import ast
+import itertools
 import linecache
 import math
 import re
@@ -78,9 +79,9 @@ def called_at(line: SourceLine | None, functions: Collection[str]) -> SourceLine
     if text is None or line is None or (statement := text.at(line.number)) is None:
         return None
     names = {*_used(statement)}
-    made = [value for name in names for value in _values(text, statement, name)]
-    made += [x for value in _returned(text, names) for x in ast.walk(value)]
-    calls = (value for value in made if isinstance(value, ast.Call) and last_name(value.func) in functions)
+    made = (value for name in names for value in _values(text, statement, name))
+    returned = (x for value in _returned(text, names) for x in ast.walk(value))
+    calls = (x for x in itertools.chain(made, returned) if isinstance(x, ast.Call) and last_name(x.func) in functions)
     return next((SourceLine(line.path, call.lineno) for call in calls), None)
 
 
@@ -92,7 +93,9 @@ def named_at(line: SourceLine | None, path: str) -> SourceLine | None:
         path: names of modules, the outer ones first, and of an array: "blocks.0.norm.scale".
     """
     text = text_of(line)
-    for part in reversed(path.split(".")[:-1]) if text is not None and line is not None else ():
+    if text is None or line is None:
+        return line
+    for part in reversed(path.split(".")[:-1]):
         found = [value.lineno for name, value in _named(text.tree) if name == part]
         if len(found) == 1:
             return SourceLine(line.path, found[0])
