@@ -54,6 +54,7 @@ ORDERED = [name for name, (_, parts) in ADDED.items() if parts in (("rev",), ("s
 NO_NAMES: Mapping[int, str] = {}
 Operands = Sequence[tuple[int, str]]  # position and name of each operand of a call
 JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
+SHAPES = ("squeeze", "unsqueeze", "flatten", "unflatten", "reshape", "view")  # calls that change nothing but a shape
 ITSELF = ("__get__", "detach", "contiguous", "clone", "size", "dim", "to", "float", "double")
 
 
@@ -132,11 +133,15 @@ def _operands(call: Call, names: Mapping[int, str]) -> Operands:
 
 def left_out(call: Call, variables: Mapping[int, str] = NO_NAMES) -> Iterator[Change]:
     """Yield no call: its first argument instead of its result; `variables`: see `edits_of_connections`."""
-    if _keeps_shape(call):
-        of, by = variables.get(id(call.args[0]), ""), ""
+    variable, by = (variables.get(id(call.args[0]), "") if call.args else ""), ""
+    of = f" of {variable}" if variable else ""
+    if call.name in SHAPES and _is_float(call.args[0]) and _is_float(call.result):
+        shapes = f"shape {tuple(call.args[0].shape)} instead of {tuple(call.result.shape)}"
+        yield Change("call_left_out", f"{call.words} left out{of}: {shapes}", argument(0), tier=3)
+    elif _keeps_shape(call):
         for x in call.args[1:2] if call.name in OPERANDS else ():
             by = f"{x:.4g}" if isinstance(x, int | float) else variables.get(id(x), "")
-        what = f"{call.words}{f' by {by}' if by else ''} left out{f' of {of}' if of else ''}"
+        what = f"{call.words}{f' by {by}' if by else ''} left out{of}"
         yield Change("call_left_out", what, argument(0), tier=3)
         if call.name == "flip" and call.within:  # that of the inputs and that of the outputs
             what = "flip left out: the direction backwards reads forwards"

@@ -122,3 +122,28 @@ def test_a_fault_is_named_in_all_of_its_places(name: str) -> None:
     ruling = ruling_on(**pieces)
     assert [one.says for one in ruling.named] == [says]
     assert [segment.places for segment in ruling.segments] == [places]
+
+
+class Column(nn.Linear):
+    """A layer with one output, whose axis the loss drops."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, 1)
+
+
+@pytest.mark.parametrize("drop", [lambda x: x.squeeze(-1), lambda x: x.reshape(-1)], ids=["squeeze", "reshape"])
+def test_an_axis_that_the_port_keeps_is_named_with_both_shapes(drop: Any, request: pytest.FixtureRequest) -> None:
+    """(5, 1) minus (5,) is (5, 5)."""
+
+    def column_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": F.mse_loss(drop(model(batch["x"])), batch["y"]), "count": torch.tensor(1.0)}
+
+    def loss(p: Params, batch: Mapping[str, jax.Array]) -> jax.Array:
+        return jnp.square((batch["x"] @ p["weight"].T + p["bias"][None]) - batch["y"][None]).mean()
+
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    batch = {"x": rng.normal(size=(EXAMPLES, WIDTH)), "y": rng.normal(size=EXAMPLES)}
+    ruling = search_model(evidence_between(Column().double(), column_loss, loss, [batch]))[0]
+    call = request.node.callspec.id
+    assert [one.says for one in ruling.named] == [f"{call} left out: shape (5, 1) instead of (5,)"]
