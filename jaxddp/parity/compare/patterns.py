@@ -1,11 +1,14 @@
 """Describe patterns over the tensors and steps of an unexplained stage: zero tensors, constant ratios."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxddp.errors import listed
+from jaxddp.parity.deviation import Deviation, Value
 from jaxddp.parity.records import Tensors
 
 COMMON = 4  # factors up to this one have other causes too, such as the half in optax.l2_loss
@@ -17,25 +20,54 @@ MOST_PLATEAUS, MOST_TURNS = 4, 4  # factors listed
 Ratios = Mapping[str, Sequence[float]]
 
 
-def scaled(what: str, factor: float, sizes: Mapping[int, str]) -> str:
-    """Describe a factor; if it is a size of the batch, as a sum in place of a mean.
+class Reduction(NamedTuple):
+    """A sum in place of a mean, or the other way round.
+
+    Attributes:
+        says: what it is, "perhaps" if its factor has other causes too.
+        times: its factor as text.
+        value: "sum" and "mean", and what they are over; None: only perhaps.
+    """
+
+    says: str
+    times: str
+    value: Value | None
+
+
+def reduction(factor: float, sizes: Mapping[int, str]) -> Reduction | None:
+    """Return the reduction that makes a factor, if that is a size of the batch; None: it is none.
 
     Args:
-        what: what is multiplied.
         factor: the factor.
         sizes: sizes of the batch, in words.
-
-    >>> scaled("loss times", 1 / 32, {32: "the batch"})
-    'a mean over the batch, the reference takes the sum: loss times 1/32'
-    >>> scaled("loss times", 2.0, {2: "the batch"}), scaled("loss times", 33.0, {2: "the batch"})
-    ('perhaps a sum over the batch, the reference takes the mean: loss times 2', 'loss times 33')
     """
     for size, words in sizes.items():
         likely = "" if size > COMMON else "perhaps "
         for one, other, value, text in (("sum", "mean", size, f"{size}"), ("mean", "sum", 1 / size, f"1/{size}")):
             if np.isclose(factor, value, rtol=EQUAL, atol=0):
-                return f"{likely}a {one} over {words}, the reference takes the {other}: {what} {text}"
-    return f"{what} {factor:.10g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+                says = f"{likely}a {one} over {words}, the reference takes the {other}"
+                return Reduction(says, text, None if likely else Value(one, other, key=words))
+    return None
+
+
+def scaled(what: str, factor: float, sizes: Mapping[int, str]) -> Deviation:
+    """Describe a factor; if it is a size of the batch, as a sum in place of a mean.
+
+    Args:
+        what: what is multiplied.
+        factor, sizes: see `reduction`.
+
+    >>> scaled("loss", 1 / 32, {32: "the batch"}).says
+    'a mean over the batch, the reference takes the sum: loss times 1/32'
+    >>> [scaled("loss", x, {2: "the batch"}).says for x in (2.0, 33.0)]
+    ['perhaps a sum over the batch, the reference takes the mean: loss times 2', 'loss times 33']
+    """
+    number = f"{factor:.10g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+    times, found = Value(number, "1", key=what, is_factor=True), reduction(factor, sizes)
+    if found is None:
+        return Deviation("loss_scale", f"{what} times {number}", (times,))
+    values = (replace(times, key=""),) if found.value is None else (found.value, times)
+    return Deviation("loss_scale", f"{found.says}: {what} times {found.times}", values)
 
 
 def pattern(steps: Iterable[tuple[Tensors, Tensors]], sizes: Mapping[int, str] | None = None) -> str:
@@ -64,7 +96,8 @@ def pattern(steps: Iterable[tuple[Tensors, Tensors]], sizes: Mapping[int, str] |
     said += _by_factor(differing, len(ratios) - len(frozen))
     factors = np.array([*differing.values()]).ravel()
     if factors.size and np.allclose(factors, factors[0], rtol=EQUAL, atol=0):
-        said += filter(None, [scaled("", factors[0], sizes or {}).rpartition(":")[0]])
+        found = reduction(factors[0], sizes or {})
+        said += [] if found is None else [found.says]
     return "; ".join(said)
 
 

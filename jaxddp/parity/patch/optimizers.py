@@ -2,12 +2,12 @@
 
 import ast
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.patch import edits
 from jaxddp.parity.user_code.file_text import Edit, FileText, calls, last_name
-from jaxddp.parity.user_code.said import code_of
 
 MODULES = ("jax", "jaxddp.nn.layers", "jaxddp.optim", "jaxddp.schedules", "optax")  # that an edit may need
 RATES = ("lr", "schedule")  # names of the learning rate in the code of a fix
@@ -33,6 +33,26 @@ def makes_optimizer(statement: ast.stmt) -> bool:
     return any(last_name(call.func) in WITH_RATE for call in calls(statement))
 
 
+def calls_in(fix: str) -> Iterator[ast.Call]:
+    """Yield the calls that the text of a fix has as code, the outer ones first.
+
+    >>> [ast.unparse(call) for call in calls_in("use jax.nn.gelu(x, approximate=False) for torch's default")]
+    ['jax.nn.gelu(x, approximate=False)']
+    """
+    for found in re.finditer(r"[A-Za-z_][\w.]*\(", fix):
+        depth = 0
+        for at in range(found.end() - 1, len(fix)):
+            depth += (fix[at] in "([{") - (fix[at] in ")]}")
+            if not depth:
+                try:
+                    parsed = ast.parse(fix[found.start() : at + 1], mode="eval").body
+                except SyntaxError:
+                    break
+                if isinstance(parsed, ast.Call):
+                    yield parsed
+                break
+
+
 def optimizer_edits(
     source: FileText, near: Sequence[ast.stmt], cause: Cause, torch: FileText | None
 ) -> Iterator[Edit | Sequence[Edit]]:
@@ -44,7 +64,7 @@ def optimizer_edits(
         cause: cause of the difference.
         torch: the torch file; None: unknown.
     """
-    fixes = [call for fix in cause.fixes for call in itertools.islice(code_of(fix), 1)]
+    fixes = [call for fix in cause.fixes for call in itertools.islice(calls_in(fix), 1)]
     for statement in near:
         yield from _of_code(source, statement, fixes)
     for statement in near:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from jaxddp.parity.deviation import Deviation, Value, as_code
 from jaxddp.parity.diagnosis.forward.signatures import parameters_of
 from jaxddp.parity.diagnosis.search.fit import Item
 from jaxddp.parity.operations import Moments, SourceLine
@@ -124,6 +125,8 @@ class Change:
         also: sites of other calls that the answer changes.
         needs: sites of earlier calls whose results the answer takes.
         entry: name of the entry of the batch that the fault is about; "": it is about none.
+        values: the values that differ; the numbers of one that is fitted are filled in.
+        detail: what else the fix depends on, see `Deviation`.
     """
 
     fault: str
@@ -142,6 +145,15 @@ class Change:
     also: tuple[Site, ...] = ()
     needs: tuple[Site, ...] = ()
     entry: str = ""
+    values: tuple[Value, ...] = ()
+    detail: str = ""
+
+    def filled(self, value: float | None) -> tuple[Value, ...]:
+        """Return the values with the numbers of a fitted one; None: nothing is fitted."""
+        if value is None or self.reference is None:
+            return self.values
+        numbers = as_code(value), as_code(self.reference)
+        return tuple(replace(one, jax=numbers[0], torch=numbers[1]) for one in self.values)
 
 
 @dataclass(frozen=True)
@@ -165,12 +177,7 @@ class CallEdit(Item):
     changes: Mapping[Site, Change] = field(default_factory=dict, compare=False)
 
     @property
-    def faults(self) -> tuple[str, ...]:
-        """Name of the fault."""
-        return (self.change.fault,)
-
-    @property
-    def says(self) -> str:
+    def deviations(self) -> tuple[Deviation, ...]:
         """Fault, value, place, and the reference's value."""
         change = self.change
         value = "" if self.value is None else f" {self.value:.10g}"
@@ -180,7 +187,8 @@ class CallEdit(Item):
             if change.reference is None or change.fault in RELATIVE
             else f", the reference has {change.reference:.10g}"
         )
-        return f"{change.what}{value}{f' in {where}' if where else ''}{has}"
+        says = f"{change.what}{value}{f' in {where}' if where else ''}{has}"
+        return (Deviation(change.fault, says, change.filled(self.value), self.where, change.detail),)
 
     @property
     def reference(self) -> float | None:
@@ -195,8 +203,9 @@ class CallEdit(Item):
     @property
     def plausible(self) -> bool:
         """Return whether a programmer has written the value, or may have; a factor of 0 is another fault."""
-        is_zero = self.value == 0 and self.change.fault == "number" and self.change.what.endswith(" times")
-        return self.given or (super().plausible and not is_zero)
+        is_zero = self.value == 0 and self.change.fault == "number"
+        is_factor = any(one.is_factor for one in self.change.values)
+        return self.given or (super().plausible and not (is_zero and is_factor))
 
     @property
     def start(self) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from jaxddp.parity.deviation import Value
 from jaxddp.parity.diagnosis.forward.answers import (
     argument,
     instead,
@@ -110,7 +111,8 @@ def edits_of_gradients(call: Call, names: Mapping[int, str]) -> Iterator[Change]
             stopped = with_argument(position, Tensor.detach)
             yield Change("gradient_stopped", f"no gradient reaches {where}", stopped, tier=3)
             times = with_value(position, _ScaledGradient.apply)
-            yield Change("factor", f"the gradient of {where}, times", times, 1.0, 2.0, least=-math.inf, tier=5)
+            scaled = partial(Change, "factor", f"the gradient of {where}, times", times, 1.0, 2.0, tier=5)
+            yield scaled(least=-math.inf, values=(Value(is_factor=True),))
 
 
 def _is_float(x: Any) -> bool:

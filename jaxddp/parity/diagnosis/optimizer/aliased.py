@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence, OptimizerStep, Tensors, replay
 from jaxddp.parity.diagnosis.search.decide import Hypothesis
@@ -38,7 +39,8 @@ def aliased(
                 says[name] = source
             worst = max(worst, value)
         before = predicted
-    return Hypothesis(("aliased_buffers",), "; ".join(f"the update of {n} {what}" for n, what in says.items()), worst)
+    all_says = "; ".join(f"the update of {n} {what}" for n, what in says.items())
+    return Hypothesis((Deviation("aliased_buffers", all_says),), worst)
 
 
 def _nearest(name: str, step: OptimizerStep, predicted: Tensors, before: Tensors, norm: float) -> tuple[float, str]:

@@ -32,10 +32,11 @@ def clip_edits(program: OptimizerProgram, sample: Sample, world_size: int) -> It
         norms = Unknown((start, *NORMS), "log", low=1e-12, high=program.norms.max())
         at = partial(at_norm, epsilon=epsilon, reference=reference)
         yield _fitted(at, norms, "clip_missing", "clip_norm_local")
-    for fault, says, fields in wrong_clipping(reference, world_size):
+    for one, fields in wrong_clipping(reference, world_size):
         never_clips = np.all(replace(reference, **fields).factor(program.norms) == 1.0)
-        if fault != "clip_norm_local" or not never_clips:
-            yield discrete(fault, says, methodcaller("with_clipping", **fields), removes=fault == "clip_missing")
+        if one.kind != "clip_norm_local" or not never_clips:
+            clipped = methodcaller("with_clipping", **fields)
+            yield discrete(one.kind, one.says, clipped, one.kind == "clip_missing", one.values)
     sizes = np.abs(sample.gradients / program.clipped[: len(sample.gradients), None])
     starts = tuple(float(x) for x in np.quantile(sizes, (0.5, 0.9, 0.99)) if x > 0)
     values = Unknown((*VALUES, *starts), "log", low=1e-12, high=float(sizes.max()))
@@ -45,9 +46,10 @@ def clip_edits(program: OptimizerProgram, sample: Sample, world_size: int) -> It
 
 def _fitted(wrong: Callable[[float], ClippingFault], unknown: Unknown, *excludes: str) -> OptimizerEdit:
     return OptimizerEdit(
-        wrong(1.0).fault,
+        wrong(1.0).deviation.kind,
         lambda program, v: program.with_clipping(**wrong(v[0]).fields),
-        lambda v: wrong(v[0]).says,
+        lambda v: wrong(v[0]).deviation.says,
         (unknown,),
         frozenset(excludes),
+        values=lambda v: wrong(v[0]).deviation.values,
     )

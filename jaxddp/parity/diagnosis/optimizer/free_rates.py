@@ -6,7 +6,8 @@ import numpy as np
 
 from jaxddp.parity.compare.clipping import NOT_CLIPPED
 from jaxddp.parity.compare.rates import share_of
-from jaxddp.parity.diagnosis.optimizer.edit import number
+from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.diagnosis.optimizer.edit import both, number
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.schedules import FAULT, STRAIGHT, column_of
 from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence, replay, residuals
@@ -39,7 +40,9 @@ def free_rates(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypoth
         return None
     if _are_skipped(differs & (rates <= STRAIGHT * peak)):
         return None
-    return Hypothesis((FAULT,), _in_words(rates, expected, differs), worst, len(rates))
+    first = int(differs.argmax())
+    values = both(rates[first], expected[first], key="lr")
+    return Hypothesis((Deviation(FAULT, _in_words(rates, expected, differs), values),), worst, len(rates))
 
 
 def _are_scaled(rates: np.ndarray, expected: np.ndarray, peak: float) -> bool:

@@ -6,6 +6,7 @@ A rate that is itself a float32 number is allowed for, see `compare.rates`; one 
 import numpy as np
 
 from jaxddp.parity.compare.rates import is_float32, share_of
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence, replay, residuals
 from jaxddp.parity.diagnosis.search.decide import Hypothesis
@@ -39,4 +40,4 @@ def rounded_rate(evidence: OptimizerEvidence, program: OptimizerProgram, floor: 
         return None
     says = f"the learning rate is off by {furthest:.0e} of the largest, as where a part of it is computed in float32"
     measured = "each update is a multiple of the reference's"
-    return Hypothesis(("rate_rounded",), says, worst, measured=measured)
+    return Hypothesis((Deviation("rate_rounded", says),), worst, measured=measured)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.schedules import FAULT as SCHEDULE
@@ -76,9 +77,10 @@ class Trial:
             reference = edit.change(reference, tuple(itertools.islice(left, len(edit.unknowns))))
         return reference
 
-    def says(self) -> str:
+    @property
+    def deviations(self) -> tuple[Deviation, ...]:
         left = iter(self.values)
-        return "; ".join(edit.says(tuple(itertools.islice(left, len(edit.unknowns)))) for edit in self.edits)
+        return tuple(edit.deviation(tuple(itertools.islice(left, len(edit.unknowns)))) for edit in self.edits)
 
 
 def without_copies(explaining: list[Trial], reference: OptimizerProgram) -> list[Trial]:

@@ -237,7 +237,7 @@ def _hypotheses(trials: list[Trial], reference: OptimizerProgram, evidence: Opti
                 of_update = max(residuals(replayed.step.update, replayed.update).values())
                 worst[place] = max(worst[place], of_update, min(contradiction(replayed, program), 1.0))
     return [
-        Hypothesis(trial.faults, trial.says(), residual, len(trial.values), trial.plain, removes=trial.removes)
+        Hypothesis(trial.deviations, residual, len(trial.values), trial.plain, removes=trial.removes)
         for trial, residual in zip(trials, worst, strict=True)
     ]
 
@@ -249,8 +249,7 @@ def _with_rounded_rates(
     for trial in trials:
         rounded = rounded_rate(evidence, trial.program(reference, trial.values), floor)
         if rounded is not None:
-            says = "; ".join(filter(None, (trial.says(), rounded.says)))
-            yield replace(rounded, faults=(*trial.faults, *rounded.faults), says=says, values=len(trial.values))
+            yield replace(rounded, deviations=(*trial.deviations, *rounded.deviations), values=len(trial.values))
 
 
 def _better_than_none(
@@ -260,7 +259,7 @@ def _better_than_none(
 
     None is left if the reference without a fault explains everything.
     """
-    none = replace(_hypotheses([Trial(())], reference, evidence)[0], says="no fault")
+    (none,) = _hypotheses([Trial(())], reference, evidence)
     if none.residual <= floor:
         return []
     return [*(hypothesis for hypothesis in hypotheses if hypothesis.residual < none.residual), none]

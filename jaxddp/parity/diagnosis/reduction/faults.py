@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.parity.deviation import Deviation, Value
 from jaxddp.parity.diagnosis.micro_batches import MICRO_BATCH, STALE, SUMMED, not_divided, other_means, summed_in_loss
 from jaxddp.parity.diagnosis.reduction.recipe import ReductionRecipe, ReductionStep
 from jaxddp.parity.diagnosis.reduction.wires import WIRES
@@ -18,7 +19,7 @@ from jaxddp.parity.records import stage_norm
 TINY = 1e-9  # relative
 FEW = 5  # micro-batches of which any choice is tried
 MOST_LISTED = 4  # tensors in words
-NO_MEAN = "no_sync", "every replica keeps its own gradient"  # fault, description
+NO_MEAN = Deviation("no_sync", "every replica keeps its own gradient")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +46,17 @@ class ReductionEdit(Scaling):
         return isinstance(other, ReductionEdit) and other.kind == self.kind
 
 
-def wrong_means(world_size: int) -> list[tuple[str, float, str]]:
-    """Return fault, factor of the gradients, and description of mistakes in the mean over the replicas."""
+def wrong_means(world_size: int) -> list[tuple[Deviation, float]]:
+    """Return mistakes in the mean over the replicas, and the factors of the gradients."""
+    says = f"gradients divided by {world_size} once too often"
     return [
-        ("sum_not_mean", world_size, f"gradients times {world_size}, the number of replicas: a sum"),
-        ("averaged_twice", 1 / world_size, f"gradients divided by {world_size} once too often"),
+        (_multiplied("sum_not_mean", world_size, "the number of replicas: a sum"), world_size),
+        (Deviation("averaged_twice", says), 1 / world_size),
     ]
+
+
+def _multiplied(fault: str, times: int, why: str) -> Deviation:
+    return Deviation(fault, f"gradients times {times}, {why}", (Value(f"{times}", "1", is_factor=True),))
 
 
 def edits(
@@ -67,44 +73,44 @@ def edits(
     world_size, pieces = first.counts.shape
     yield from _local_edits(reference, world_size, pieces)
     of_two = (pieces * world_size, pieces / world_size) if min(first.counts.shape) > 1 else ()
-    fitted = partial(ReductionEdit, fault="loss_scale", factor=1.0, sizes=tuple(sizes.items()), of_two=of_two)
+    fitted = partial(ReductionEdit, factor=1.0, sizes=tuple(sizes.items()), of_two=of_two)
     if "local_gradients" in first.shown:
-        yield fitted(kind="local", what="local gradients times", change=_times("local_factor"))
-        yield fitted(kind="factor", what="reduced gradients times", change=_times("factor"))
+        yield fitted(kind="local", what="local gradients", change=_times("local_factor"))
+        yield fitted(kind="factor", what="reduced gradients", change=_times("factor"))
         if world_size > 1:
             says = "the mean over the replicas weighs them by their elements, the reference weighs them alike"
-            yield _edit("reduction", "global_mean", says, weighted=True)
+            yield _edit("reduction", Deviation("global_mean", says), weighted=True)
     else:  # to scale either is the same
-        yield fitted(kind="local", what="gradients times", change=_times("local_factor"))
+        yield fitted(kind="local", what="gradients", change=_times("local_factor"))
     yield from _reduction_edits(world_size)
     yield from _clip_edits(reference, world_size, tied)
     for early in _subsets(pieces):
         which = f"{', '.join(str(a + 1) for a in early)} {'are' if len(early) > 1 else 'is'}"
         says = f"of {pieces} micro-batches only {which} averaged over the replicas"
-        yield _edit("reduction", "synchronised_early", says, early=frozenset(early))
+        yield _edit("reduction", Deviation("synchronised_early", says), early=frozenset(early))
 
 
 def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> Iterator[ReductionEdit]:
     """Yield mistakes in combining a replica's micro-batches."""
-    for over, fault, says in other_means(reference.over, world_size, pieces):
-        yield _edit("normalization", fault, says, over=over)
+    for over, mean in other_means(reference.over, world_size, pieces):
+        yield _edit("normalization", mean, over=over)
     if reference.over == MICRO_BATCH:
-        yield _edit("normalization", *SUMMED, over="")
+        yield _edit("normalization", SUMMED, over="")
     if pieces > 1:
-        fault, _, says = not_divided(pieces)
-        yield _edit("normalization", fault, says, over=MICRO_BATCH, divide=False)
+        yield _edit("normalization", not_divided(pieces)[0], over=MICRO_BATCH, divide=False)
         for kept in (0, pieces - 1):
             which = "last" if kept else "first"
             for divide, shares in ((True, ""), (False, ", as if there were no others")):
                 says = f"only the {which} of {pieces} micro-batches counts{shares}"
-                yield _edit("normalization", "micro_batches_lost", says, kept=kept, divide=divide)
+                yield _edit("normalization", Deviation("micro_batches_lost", says), kept=kept, divide=divide)
     if world_size > 1:
-        fault, factor, says = summed_in_loss(world_size)
-        yield _edit("local", fault, says, local_factor=factor)
+        summed, factor = summed_in_loss(world_size)
+        yield _edit("local", summed, local_factor=factor)
         says = "every replica's local gradient is already the sum of all local gradients"
-        yield _edit("local", "check_vma", f"{says}, and is averaged", summed_at_once=True)
-        yield _edit("local", "check_vma", f"{says}, and is summed again", summed_at_once=True, factor=world_size)
-    yield _edit("stale", *STALE, stale=True)
+        averaged, again = (Deviation("check_vma", f"{says}, and is {how}") for how in ("averaged", "summed again"))
+        yield _edit("local", averaged, summed_at_once=True)
+        yield _edit("local", again, summed_at_once=True, factor=world_size)
+    yield _edit("stale", STALE, stale=True)
 
 
 def _subsets(pieces: int) -> Iterable[tuple[int, ...]]:
@@ -128,20 +134,20 @@ def _reduction_edits(world_size: int) -> Iterator[ReductionEdit]:
     n = world_size
     factors = [
         *wrong_means(n),
-        ("check_vma", n, f"gradients times {n}, the number of replicas: reduced once more"),
-        ("check_vma", n * n, f"gradients times {n * n}, the square of the number of replicas"),
+        (_multiplied("check_vma", n, "the number of replicas: reduced once more"), n),
+        (_multiplied("check_vma", n * n, "the square of the number of replicas"), n * n),
     ]
     for local in (k for k in range(2, n) if n % k == 0):
         says = f"gradients times {n // local}: divided by {local} and not by {n} replicas"
-        factors.append(("local_device_count", n / local, says))
-    for fault, factor, says in factors:
-        yield ReductionEdit(kind="factor", fault=fault, what=says, change=_times("factor", factor))
-    yield _edit("reduction", *NO_MEAN, synchronised=False)
-    says = f"{NO_MEAN[1]}, the gradient of a pmean of the loss"
-    yield _edit("reduction", "collective_in_loss", says, synchronised=False)
+        factors.append((Deviation("local_device_count", says), n / local))
+    for one, factor in factors:
+        yield ReductionEdit(kind="factor", known=(one,), change=_times("factor", factor))
+    yield _edit("reduction", NO_MEAN, synchronised=False)
+    in_loss = Deviation("collective_in_loss", f"{NO_MEAN.says}, the gradient of a pmean of the loss")
+    yield _edit("reduction", in_loss, synchronised=False)
     for wire in WIRES:
         says = f"gradients are rounded to {wire.split(',')[0]} between the replicas"
-        yield _edit("wire", "compressed_all_reduce", says, wire=wire)
+        yield _edit("wire", Deviation("compressed_all_reduce", says), wire=wire)
 
 
 def _clip_edits(reference: ReductionRecipe, world_size: int, tied: Sequence[str]) -> Iterator[ReductionEdit]:
@@ -149,12 +155,15 @@ def _clip_edits(reference: ReductionRecipe, world_size: int, tied: Sequence[str]
     yield from map(_clipping, wrong_clipping(reference.clipping, world_size))
     if (norm := reference.clipping.max_norm) is None:
         return
-    yield _edit("norm", "clip_norm", f"each tensor is clipped by its own norm, at {norm:g}", clip_by="tensor")
+    says = f"each tensor is clipped by its own norm, at {norm:g}"
+    yield _edit("norm", Deviation("clip_norm", says), clip_by="tensor")
     if world_size > 1:
-        yield _edit("order", "clipped_before_mean", "each replica clips its own gradient", clip_first=True)
-        yield _edit("norm", "clip_norm_local", "clipped by the norm of the local gradient", clip_by="own")
+        first = Deviation("clipped_before_mean", "each replica clips its own gradient")
+        yield _edit("order", first, clip_first=True)
+        local = Deviation("clip_norm_local", "clipped by the norm of the local gradient")
+        yield _edit("norm", local, clip_by="own")
     for name in tied:
-        yield _edit("twice", "tied_weights", f"the norm counts {name} twice", twice=name)
+        yield _edit("twice", Deviation("tied_weights", f"the norm counts {name} twice"), twice=name)
 
 
 def clip_values(reference: ReductionRecipe, steps: Sequence[ReductionStep]) -> Iterator[ReductionEdit]:
@@ -184,17 +193,17 @@ def _rounded(value: float) -> float:
 
 
 def _clipping(wrong: ClippingFault) -> ReductionEdit:
-    kind = "epsilon" if wrong.fault == "clip_epsilon" else "norm"
+    kind = "epsilon" if wrong.deviation.kind == "clip_epsilon" else "norm"
 
     def change(recipe: ReductionRecipe, _: float) -> ReductionRecipe:
         return recipe.with_clipping(**wrong.fields)
 
-    return ReductionEdit(kind=kind, fault=wrong.fault, what=wrong.says, change=change)
+    return ReductionEdit(kind=kind, known=(wrong.deviation,), change=change)
 
 
-def _edit(kind: str, fault: str, says: str, **fields: Any) -> ReductionEdit:
+def _edit(kind: str, deviation: Deviation, **fields: Any) -> ReductionEdit:
     """Return an edit that replaces fields of the recipe."""
-    return ReductionEdit(kind=kind, fault=fault, what=says, change=lambda recipe, _: replace(recipe, **fields))
+    return ReductionEdit(kind=kind, known=(deviation,), change=lambda recipe, _: replace(recipe, **fields))
 
 
 def _times(field: str, fixed: float = 1.0) -> Callable[[ReductionRecipe, float], ReductionRecipe]:
@@ -215,7 +224,7 @@ def aliases(reference: ReductionRecipe, step: ReductionStep, floor: float) -> It
             return
         pairs.append((name, min(distance, key=lambda other: distance[other])))
     says = ", ".join(f"{name} has the gradient of {other}" for name, other in pairs)
-    yield _edit("alias", "aliased_buffers", says, aliases=tuple(pairs))
+    yield _edit("alias", Deviation("aliased_buffers", says), aliases=tuple(pairs))
 
 
 def not_averaged(reference: ReductionRecipe, step: ReductionStep, floor: float) -> Iterator[ReductionEdit]:
@@ -226,7 +235,7 @@ def not_averaged(reference: ReductionRecipe, step: ReductionStep, floor: float) 
         listed = ", ".join(wrong[:MOST_LISTED]) + (", ..." if len(wrong) > MOST_LISTED else "")
         which = f"all tensors of one dimension ({listed})" if set(wrong) == vectors else listed
         says = f"gradients of {which} are not averaged, every replica keeps its own"
-        yield _edit("reduction", "no_sync", says, not_averaged=frozenset(wrong))
+        yield _edit("reduction", Deviation("no_sync", says), not_averaged=frozenset(wrong))
 
 
 def _reduced_wrongly(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.compare.residuals import norm
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.reduction.faults import NO_MEAN, wrong_means
 from jaxddp.parity.diagnosis.reduction.reduction_causes import FLOOR
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
@@ -26,7 +27,7 @@ def explain_received(steps: Sequence[Received], sizes: Mapping[int, str], floor:
     >>> explain_received([(jax, torch)], {32: "the batch"}).named[0].says
     'a sum over the batch, the reference takes the mean: gradients times 32'
     """
-    if _tried("", "", steps, lambda jax, torch: jax - torch).residual <= floor:  # what differs is not shown here
+    if _tried(Deviation("", ""), steps, lambda jax, torch: jax - torch).residual <= floor:  # another difference
         return Ruling((), None)
     world_size = len(next(iter(steps[0][0].values())))
     of_replicas = _hypotheses(steps, world_size) if world_size > 1 else ()
@@ -35,17 +36,17 @@ def explain_received(steps: Sequence[Received], sizes: Mapping[int, str], floor:
 
 def _sums(steps: Sequence[Received], sizes: Mapping[int, str]) -> Iterator[Hypothesis]:
     for factor in (factor for size in sizes for factor in (float(size), 1 / size)):
-        says = scaled("gradients times", factor, sizes)
-        yield _tried("loss_scale", says, steps, lambda jax, torch, factor=factor: jax - factor * torch)
+        times = scaled("gradients", factor, sizes)
+        yield _tried(times, steps, lambda jax, torch, factor=factor: jax - factor * torch)
 
 
 def _hypotheses(steps: Sequence[Received], world_size: int) -> Iterator[Hypothesis]:
-    for fault, factor, says in wrong_means(world_size):
-        yield _tried(fault, says, steps, lambda jax, torch, factor=factor: jax - factor * torch)
-    yield _tried(*NO_MEAN, steps, lambda jax, torch: jax.mean(0) - torch)
+    for mean, factor in wrong_means(world_size):
+        yield _tried(mean, steps, lambda jax, torch, factor=factor: jax - factor * torch)
+    yield _tried(NO_MEAN, steps, lambda jax, torch: jax.mean(0) - torch)
 
 
-def _tried(fault: str, says: str, steps: Sequence[Received], left: Callable[..., object]) -> Hypothesis:
+def _tried(deviation: Deviation, steps: Sequence[Received], left: Callable[..., object]) -> Hypothesis:
     """Return the hypothesis that each tensor has the fault or not, whichever leaves less."""
     worst = 0.0
     for jax, torch in steps:
@@ -54,4 +55,4 @@ def _tried(fault: str, says: str, steps: Sequence[Received], left: Callable[...,
             expected = torch.get(name, 0.0 * value[0])
             own = min(norm(value - expected), norm(left(value, expected)))  # type: ignore[arg-type]
             worst = max(worst, relative(own, *scales))
-    return Hypothesis((fault,), says, worst)
+    return Hypothesis((deviation,), worst)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jaxddp.parity.deviation import Deviation, together
 from jaxddp.parity.diagnosis.search.decide import is_plain
 
 ITERATIONS = 16  # of Broyden's method; measured: 2 to 9 reach the floor
@@ -29,13 +30,18 @@ class Item(ABC):
 
     @property
     @abstractmethod
-    def faults(self) -> tuple[str, ...]:
-        """Names of `catalogue.FAULTS`."""
+    def deviations(self) -> tuple[Deviation, ...]:
+        """What it is with its value, as one fault or several."""
 
     @property
-    @abstractmethod
+    def faults(self) -> tuple[str, ...]:
+        """Names in the catalogue."""
+        return tuple(one.kind for one in self.deviations)
+
+    @property
     def says(self) -> str:
         """Description of the fault, with its value."""
+        return together(self.deviations)
 
     @abstractmethod
     def excludes(self, other: object) -> bool:

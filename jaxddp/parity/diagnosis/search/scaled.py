@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from jaxddp.parity.compare.patterns import scaled
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.search.fit import Item
 
 
@@ -13,26 +14,21 @@ class Scaling(Item):
     """A fault that may multiply gradients by a number that is to be fitted.
 
     Attributes:
-        fault: a name of `catalogue.FAULTS`; "": no fault.
-        what: description of the fault; "gradients times" if a number is fitted.
+        known: what it is, without a fitted number; (): no fault, or one with a fitted number.
+        what: what the number multiplies ("gradients").
         factor: the number; None: there is none.
         sizes: sizes of the batch, in words.
     """
 
-    fault: str
-    what: str
+    known: tuple[Deviation, ...] = ()
+    what: str = ""
     factor: float | None = None
     sizes: tuple[tuple[int, str], ...] = ()
 
     @property
-    def faults(self) -> tuple[str, ...]:
-        """Names of `catalogue.FAULTS`."""
-        return (self.fault,) if self.fault else ()
-
-    @property
-    def says(self) -> str:
-        """Description of the fault, with the fitted factor."""
-        return self.what if self.factor is None else scaled(self.what, self.factor, dict(self.sizes))
+    def deviations(self) -> tuple[Deviation, ...]:
+        """The fault, with the fitted factor."""
+        return self.known if self.factor is None else (scaled(self.what, self.factor, dict(self.sizes)),)
 
     @property
     def reference(self) -> float | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.cause_lines import with_optimizer_lines
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
@@ -36,6 +37,6 @@ def test_a_fault_of_an_update_quotes_the_optimizers_or_the_schedules_lines(
     )
     case = SimpleNamespace(torch_source=None)
     evidence: Any = SimpleNamespace(case=case, start=None, facts=SimpleNamespace(clips_inside=False))
-    ruling = Ruling((Hypothesis(faults, "", 0.0),), None) if faults else None
+    ruling = Ruling((Hypothesis(tuple(Deviation(fault, "") for fault in faults), 0.0),), None) if faults else None
     found = with_optimizer_lines(evidence, InterruptibleSearches(workers, []), ruling, "fc.weight")
     assert found.lines == lines
