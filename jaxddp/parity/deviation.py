@@ -1,9 +1,9 @@
 """What the port does in place of the reference, as data from which words, fixes and patches are made."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Protocol
 
 DENOMINATOR = 1000  # largest one of a fraction that is written as one
 LONG = 9  # digits of a number that is a fraction or root, and not a decimal fraction
@@ -47,9 +47,23 @@ class Deviation:
     fix: str = ""
 
 
-def together(deviations: Sequence[Deviation]) -> str:
-    """Return what deviations that are present at once say, in a line."""
-    return "; ".join(dict.fromkeys(one.says for one in deviations)) or "no fault"
+class HasDeviations(Protocol):
+    @property
+    def deviations(self) -> tuple[Deviation, ...]: ...
+
+
+class Deviating:
+    """Names and words of an object whose `deviations` are present at once."""
+
+    @property
+    def faults(self: HasDeviations) -> tuple[str, ...]:
+        """Names in the catalogue."""
+        return tuple(one.kind for one in self.deviations)
+
+    @property
+    def says(self: HasDeviations) -> str:
+        """What the deviations are, in a line."""
+        return "; ".join(dict.fromkeys(one.says for one in self.deviations)) or "no fault"
 
 
 def as_code(number: float) -> str:

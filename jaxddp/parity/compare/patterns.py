@@ -1,9 +1,7 @@
 """Describe patterns over the tensors and steps of an unexplained stage: zero tensors, constant ratios."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,42 +18,27 @@ MOST_PLATEAUS, MOST_TURNS = 4, 4  # factors listed
 Ratios = Mapping[str, Sequence[float]]
 
 
-class Reduction(NamedTuple):
-    """A sum in place of a mean, or the other way round.
-
-    Attributes:
-        says: what it is, "perhaps" if its factor has other causes too.
-        times: its factor as text.
-        value: "sum" and "mean", and what they are over; None: only perhaps.
-    """
-
-    says: str
-    times: str
-    value: Value | None
-
-
-def reduction(factor: float, sizes: Mapping[int, str]) -> Reduction | None:
-    """Return the reduction that makes a factor, if that is a size of the batch; None: it is none.
+def reduction(factor: float, sizes: Mapping[int, str]) -> tuple[str, str, Value | None]:
+    """Describe a factor that is a size of the batch, as a sum in place of a mean; another one by empty words.
 
     Args:
         factor: the factor.
         sizes: sizes of the batch, in words.
+
+    Returns:
+        The description, the factor as text, and "sum" and "mean" with what they are over; None: that is not certain.
     """
     for size, words in sizes.items():
         likely = "" if size > COMMON else "perhaps "
         for one, other, value, text in (("sum", "mean", size, f"{size}"), ("mean", "sum", 1 / size, f"1/{size}")):
             if np.isclose(factor, value, rtol=EQUAL, atol=0):
                 says = f"{likely}a {one} over {words}, the reference takes the {other}"
-                return Reduction(says, text, None if likely else Value(one, other, key=words))
-    return None
+                return says, text, None if likely else Value(one, other, key=words)
+    return "", "", None
 
 
 def scaled(what: str, factor: float, sizes: Mapping[int, str]) -> Deviation:
-    """Describe a factor; if it is a size of the batch, as a sum in place of a mean.
-
-    Args:
-        what: what is multiplied.
-        factor, sizes: see `reduction`.
+    """Return what multiplies gradients by a factor; see `reduction`.
 
     >>> scaled("loss", 1 / 32, {32: "the batch"}).says
     'a mean over the batch, the reference takes the sum: loss times 1/32'
@@ -63,11 +46,10 @@ def scaled(what: str, factor: float, sizes: Mapping[int, str]) -> Deviation:
     ['perhaps a sum over the batch, the reference takes the mean: loss times 2', 'loss times 33']
     """
     number = f"{factor:.10g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
-    times, found = Value(number, "1", key=what, is_factor=True), reduction(factor, sizes)
-    if found is None:
-        return Deviation("loss_scale", f"{what} times {number}", (times,))
-    values = (replace(times, key=""),) if found.value is None else (found.value, times)
-    return Deviation("loss_scale", f"{found.says}: {what} times {found.times}", values)
+    says, text, value = reduction(factor, sizes)
+    times = Value(number, "1", key="" if says else what, is_factor=True)
+    values = (times,) if value is None else (value, times)
+    return Deviation("loss_scale", f"{says}{': ' * bool(says)}{what} times {text or number}", values)
 
 
 def pattern(steps: Iterable[tuple[Tensors, Tensors]], sizes: Mapping[int, str] | None = None) -> str:
@@ -96,8 +78,7 @@ def pattern(steps: Iterable[tuple[Tensors, Tensors]], sizes: Mapping[int, str] |
     said += _by_factor(differing, len(ratios) - len(frozen))
     factors = np.array([*differing.values()]).ravel()
     if factors.size and np.allclose(factors, factors[0], rtol=EQUAL, atol=0):
-        found = reduction(factors[0], sizes or {})
-        said += [] if found is None else [found.says]
+        said += filter(None, reduction(factors[0], sizes or {})[:1])
     return "; ".join(said)
 
 

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from jaxddp.parity.catalogue import is_of_optimizer
 from jaxddp.parity.deviation import Value
@@ -58,18 +58,13 @@ def _edits(source: FileText, line: int, cause: Cause, torch: tuple[str, int] | N
         if _is_extra(one):
             yield from _of_factor(source, near[:FIRST], one)
             continue
-        for statement in near[:FIRST]:
-            yield from edits.numbers(source, statement, one.jax, one.torch)
+        yield from _numbers(source, near[:FIRST], one)
         yield from _of_functions(source, near, one)
         yield from _of_options(source, near, one)
-        for statement in near:
-            yield from edits.numbers(source, statement, one.jax, one.torch)
-        every = [edit for x in source.statements for edit in edits.numbers(source, x, one.jax, one.torch)]
-        if len(every) > 1 and not _overlap(every):
-            yield every
-    together = [x for one in values for x in edits.numbers(source, near[0], one.jax, one.torch)]
-    if len(values) > 1 and together and not _overlap(together):
-        yield together
+        yield from _numbers(source, near, one)
+        yield from _at_once([*_numbers(source, source.statements, one)])
+    if len(values) > 1:
+        yield from _at_once([edit for one in values for edit in _numbers(source, near[:1], one)], least=1)
     yield from _of_names(source, near[:FIRST], cause)
     yield from _of_fixes(source, near, cause)
     if any(map(is_of_optimizer, cause.names)) or makes_optimizer(near[0]):
@@ -90,6 +85,19 @@ def _edits(source: FileText, line: int, cause: Cause, torch: tuple[str, int] | N
         yield from edits.operators(source, statement)
         yield from edits.parts(source, statement)
         yield from edits.flags(source, statement)
+
+
+def _numbers(source: FileText, statements: Iterable[ast.stmt], value: Value) -> Iterator[Edit]:
+    for statement in statements:
+        yield from edits.numbers(source, statement, value.jax, value.torch)
+
+
+def _at_once(every: Sequence[Edit], least: int = 2) -> Iterator[Sequence[Edit]]:
+    """Yield edits as one, if there are so many at least and none is within another."""
+    nodes = [node for node, _ in every]
+    overlap = any(one is not other and one in ast.walk(other) for one in nodes for other in nodes)
+    if len(every) >= least and not overlap:
+        yield every
 
 
 def _is_extra(value: Value) -> bool:
@@ -126,9 +134,7 @@ def _of_options(source: FileText, near: Sequence[ast.stmt], given: Value) -> Ite
                 for other in calls(statement):
                     if any(keyword.arg == name for keyword in other.keywords):
                         yield other, edits.with_option(source, other, name, value)
-            every = [edit for x in source.statements for edit in edits.option(source, x, call, name, value)]
-            if len(every) > 1 and not _overlap(every):
-                yield every
+            yield from _at_once([one for x in source.statements for one in edits.option(source, x, call, name, value)])
 
 
 def _values(given: Value, name: str) -> Iterator[str]:
@@ -136,11 +142,6 @@ def _values(given: Value, name: str) -> Iterator[str]:
     number = edits.number_in(given.torch)
     if name in ("momentum", "rate") and number is not None:  # what one library keeps, another one replaces
         yield f"{1 - number:.10g}"
-
-
-def _overlap(found: Sequence[Edit]) -> bool:
-    nodes = [node for node, _ in found]
-    return any(one is not other and one in ast.walk(other) for one in nodes for other in nodes)
 
 
 def _of_functions(source: FileText, near: Sequence[ast.stmt], names: Value) -> Iterator[Edit]:
@@ -162,8 +163,7 @@ def _of_fixes(source: FileText, near: Sequence[ast.stmt], cause: Cause) -> Itera
             every = [edit for x in source.statements for edit in edits.option(source, x, name, str(option), value)]
             yield from (edit for x in near for edit in edits.option(source, x, name, str(option), value))
             yield from every
-            if len(every) > 1 and not _overlap(every):
-                yield every
+            yield from _at_once(every)
         for one in code:
             yield from _of_other_modules(source, ast.unparse(one.func))
         for option, value in options_of(fix):

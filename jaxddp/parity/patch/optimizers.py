@@ -1,6 +1,7 @@
 """Edits of the statement that makes an optimizer, after the code of a fix."""
 
 import ast
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -40,16 +41,9 @@ def calls_in(fix: str) -> Iterator[ast.Call]:
     ['jax.nn.gelu(x, approximate=False)']
     """
     for found in re.finditer(r"[A-Za-z_][\w.]*\(", fix):
-        depth = 0
-        for at in range(found.end() - 1, len(fix)):
-            depth += (fix[at] in "([{") - (fix[at] in ")]}")
-            if not depth:
-                try:
-                    parsed = ast.parse(fix[found.start() : at + 1], mode="eval").body
-                except SyntaxError:
-                    break
-                if isinstance(parsed, ast.Call):
-                    yield parsed
+        for end in re.compile(r"\)").finditer(fix, found.end()):
+            with contextlib.suppress(SyntaxError):
+                yield ast.parse(fix[found.start() : end.end()], mode="eval").body  # type: ignore[misc]
                 break
 
 

@@ -16,24 +16,18 @@ from jaxddp.parity.diagnosis.forward.sites import patches_of
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.diagnosis.search.fault_search import find_faults
 from jaxddp.parity.diagnosis.search.fit import Item, Stages, residual_at
+from jaxddp.parity.diagnosis.search.scaled import Scaling
 
 
-@dataclass(frozen=True)
-class KeptBuffers(Item):
+@dataclass(frozen=True, kw_only=True)
+class KeptBuffers(Scaling):
     """Wrong buffers that a replica keeps after a step.
 
     Attributes:
-        deviation: the fault.
         mean: whether the mean over the replicas is kept; False: each replica keeps its own.
     """
 
-    deviation: Deviation
     mean: bool
-
-    @property
-    def deviations(self) -> tuple[Deviation, ...]:
-        """The fault."""
-        return (self.deviation,)
 
     def excludes(self, other: object) -> bool:
         """Return whether the other fault is a way to keep buffers, too."""
@@ -42,8 +36,8 @@ class KeptBuffers(Item):
 
 LOCAL = "each replica keeps its own buffers, the reference those of rank 0"
 AVERAGED = "the buffers are the mean over the replicas, the reference keeps rank 0's"
-OWN = KeptBuffers(Deviation("buffers_local", LOCAL), mean=False)
-MEAN = KeptBuffers(Deviation("buffers_averaged", AVERAGED), mean=True)
+OWN = KeptBuffers(known=(Deviation("buffers_local", LOCAL),), mean=False)
+MEAN = KeptBuffers(known=(Deviation("buffers_averaged", AVERAGED),), mean=True)
 
 
 def explain_buffers(evidence: ModelEvidence, known: Sequence[Item] = ()) -> Ruling:

@@ -36,7 +36,7 @@ def clip_edits(program: OptimizerProgram, sample: Sample, world_size: int) -> It
         never_clips = np.all(replace(reference, **fields).factor(program.norms) == 1.0)
         if one.kind != "clip_norm_local" or not never_clips:
             clipped = methodcaller("with_clipping", **fields)
-            yield discrete(one.kind, one.says, clipped, one.kind == "clip_missing", one.values)
+            yield discrete(one.kind, one.says, clipped, *one.values, removes=one.kind == "clip_missing")
     sizes = np.abs(sample.gradients / program.clipped[: len(sample.gradients), None])
     starts = tuple(float(x) for x in np.quantile(sizes, (0.5, 0.9, 0.99)) if x > 0)
     values = Unknown((*VALUES, *starts), "log", low=1e-12, high=float(sizes.max()))

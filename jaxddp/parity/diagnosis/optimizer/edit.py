@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -40,16 +41,10 @@ class OptimizerEdit:
 
 
 def discrete(
-    fault: str,
-    says: str,
-    change: Callable[[OptimizerProgram], OptimizerProgram],
-    removes: bool = False,
-    values: tuple[Value, ...] = (),
-    detail: str = "",
+    fault: str, says: str, change: Callable[[OptimizerProgram], OptimizerProgram], *values: Value, **fields: Any
 ) -> OptimizerEdit:
     """Return a mistake without unknowns."""
-    changed, of_both = (lambda program, fitted: change(program)), (lambda fitted: values)
-    return OptimizerEdit(fault, changed, lambda fitted: says, removes=removes, values=of_both, detail=detail)
+    return OptimizerEdit(fault, lambda program, _: change(program), lambda _: says, values=lambda _: values, **fields)
 
 
 def number(value: float) -> str:

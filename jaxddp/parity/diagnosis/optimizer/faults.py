@@ -146,8 +146,8 @@ def _scale(program: OptimizerProgram, counts: dict[int, str], sizes: Mapping[int
 def _hidden(evidence: OptimizerEvidence) -> Iterator[OptimizerEdit]:
     """Yield the factors of gradients that the port does not show; a loss scale of that size is one of these."""
     for one, times in evidence.factors:
-        edit = discrete(one.kind, one.says, partial(_scaled, times=times), values=one.values)
-        yield replace(edit, excludes=frozenset({"loss_scale"}))
+        change = partial(_scaled, times=times)
+        yield discrete(one.kind, one.says, change, *one.values, excludes=frozenset({"loss_scale"}))
 
 
 def _scaled(program: OptimizerProgram, times: float) -> OptimizerProgram:
@@ -211,8 +211,11 @@ def _options(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         yield _option(fault, program, dict(zip(names, titles, strict=True)))
     if "eps" in program.options:
         none = f"eps 0, the reference has {numbers(program.options['eps'])}"
-        values = both(0.0, program.options["eps"], program.kind, "eps")
-        yield discrete("eps_value", none, partial(OptimizerProgram.with_options, eps=0.0), True, values)
+        change, values = (
+            partial(OptimizerProgram.with_options, eps=0.0),
+            both(0.0, program.options["eps"], program.kind, "eps"),
+        )
+        yield discrete("eps_value", none, change, *values, removes=True)
 
 
 def _option(fault: str, program: OptimizerProgram, words: dict[str, str]) -> OptimizerEdit:

@@ -90,8 +90,7 @@ def _staircase(program: OptimizerProgram, counts: dict[int, str]) -> Iterator[Op
     for n in range(1, len(program.index)) if every > 1 else ():
         if n % every and every / n not in counts:  # the others are a clock that is slow, or runs ahead
             says = f"the learning rate changes every {n} steps, the reference's every {every}"
-            values = (Value(f"{n}", f"{every}"),)
-            yield discrete(FAULT, says, _at(partial(_paced, every, n)), values=values)
+            yield discrete(FAULT, says, _at(partial(_paced, every, n)), Value(f"{n}", f"{every}"))
 
     def change(program: OptimizerProgram, values: Values) -> OptimizerProgram:
         return _falling(program, 0, lambda rates: rates[0] * values[0] ** np.round(np.log(rates / rates[0]) / fall))

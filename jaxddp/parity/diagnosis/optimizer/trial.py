@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviating, Deviation
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.schedules import FAULT as SCHEDULE
@@ -21,7 +21,7 @@ TWINS_PART = frozenset({"adagrad_accumulator", "rmsprop_centred"})  # faults wit
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Deviating):
     """Edits with the values that fit best.
 
     Attributes:
@@ -45,10 +45,6 @@ class Trial:
     @property
     def unknowns(self) -> tuple[Unknown, ...]:
         return tuple(unknown for edit in self.edits for unknown in edit.unknowns)
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        return tuple(edit.fault for edit in self.edits)
 
     def without(self, edit: OptimizerEdit) -> "Trial":
         """Return the trial without one of its edits, the others' values unchanged."""

@@ -116,8 +116,8 @@ def _of_other_lengths(column: np.ndarray, end: int, steps: int) -> Iterator[Opti
             rests[", and the schedule ends at the same step"] = np.where(t < begin, line, rest(places))
         alike = all(np.array_equal(rates[:steps], later[:steps]) for rates in rests.values()) or begin >= steps
         for more, rates in [*rests.items()][: 1 if alike else None]:
-            values, change = (Value(f"{other}", f"{length}"),), _with_rates(column, end, rates)
-            yield discrete(FAULT, says if alike else f"{says}{more}", change, values=values)
+            words, change = says if alike else f"{says}{more}", _with_rates(column, end, rates)
+            yield discrete(FAULT, words, change, Value(f"{other}", f"{length}"))
 
 
 def _with_rates(column: np.ndarray, end: int, rates: np.ndarray) -> Callable[[OptimizerProgram], OptimizerProgram]:

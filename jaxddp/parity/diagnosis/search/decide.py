@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from jaxddp.parity.deviation import Deviation, together
+from jaxddp.parity.deviation import Deviating, Deviation
 from jaxddp.parity.operations import Lines, SegmentText
 
 SEPARATION = 100.0
@@ -37,7 +37,7 @@ def is_plain(value: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Hypothesis:
+class Hypothesis(Deviating):
     """One or several faults, and how much of the port's step they leave unexplained.
 
     Attributes:
@@ -55,16 +55,6 @@ class Hypothesis:
     plain: bool = True
     measured: str = ""
     removes: bool = False
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """Names of the faults in the catalogue."""
-        return tuple(one.kind for one in self.deviations)
-
-    @property
-    def says(self) -> str:
-        """What the faults are, in a line."""
-        return together(self.deviations)
 
 
 @dataclass(frozen=True)

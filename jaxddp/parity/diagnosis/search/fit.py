@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxddp.parity.deviation import Deviation, together
+from jaxddp.parity.deviation import Deviating, Deviation
 from jaxddp.parity.diagnosis.search.decide import is_plain
 
 ITERATIONS = 16  # of Broyden's method; measured: 2 to 9 reach the floor
@@ -25,23 +25,13 @@ Stages = Mapping[str, Mapping[str, np.ndarray]]
 Probe = tuple[int, tuple[int, ...]]  # a step and some replicas
 
 
-class Item(ABC):
+class Item(ABC, Deviating):
     """A fault that a replay can plant, with a value to be fitted or without one."""
 
     @property
     @abstractmethod
     def deviations(self) -> tuple[Deviation, ...]:
         """What it is with its value, as one fault or several."""
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """Names in the catalogue."""
-        return tuple(one.kind for one in self.deviations)
-
-    @property
-    def says(self) -> str:
-        """Description of the fault, with its value."""
-        return together(self.deviations)
 
     @abstractmethod
     def excludes(self, other: object) -> bool:
