@@ -69,19 +69,16 @@ class Deviating:
 def as_code(number: float) -> str:
     """Write a number as code: with few digits, or as a fraction or a root of one, or with all of its digits.
 
-    >>> [as_code(x) for x in (0.2, 1 / 3, 0.125**0.5, 1e-5)]
-    ['0.2', '1 / 3', '0.125 ** 0.5', '1e-05']
+    >>> [as_code(x) for x in (0.2, 1 / 3, -(0.125**0.5), 1e-5)]
+    ['0.2', '1 / 3', '-0.125 ** 0.5', '1e-05']
     """
     number, short = float(number), f"{number:.10g}"
     if len(short.partition("e")[0].replace(".", "").lstrip("-0")) < LONG:
         return short
-    for form, x in (("{}", number), ("{} ** 0.5", number * number)):
-        near = Fraction(x).limit_denominator(DENOMINATOR)
-        if math.isclose(near, x, rel_tol=1e-9):
-            ratio = f"{near.numerator} / {near.denominator}"
-            return form.format(ratio if form == "{}" else f"{float(near):g}" if _is_short(near) else f"({ratio})")
+    ratio, square = (Fraction(x).limit_denominator(DENOMINATOR) for x in (number, number * number))
+    if math.isclose(ratio, number, rel_tol=1e-9):
+        return f"{ratio.numerator} / {ratio.denominator}"
+    if math.isclose(square, number * number, rel_tol=1e-9):
+        decimal, sign = f"{float(square):g}", "-" * (number < 0)
+        return f"{sign}{decimal if float(decimal) == square else f'({square.numerator} / {square.denominator})'} ** 0.5"
     return repr(number)
-
-
-def _is_short(x: Fraction) -> bool:
-    return float(f"{float(x):g}") == x

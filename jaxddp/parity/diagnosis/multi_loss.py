@@ -21,7 +21,7 @@ from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN, ForwardDiagnosis
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.optimizer.update import explain_one_of
-from jaxddp.parity.diagnosis.reduction.optimizer_gradients import Received, explain_received
+from jaxddp.parity.diagnosis.reduction.reduction_causes import Received, explain_received
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.findings import Difference
 from jaxddp.parity.records import NUMBER, Lazy, Tensors, of_loss

@@ -18,8 +18,12 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
 )
 from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
 from jaxddp.parity.diagnosis.reduction.faults import wrong_means
-from jaxddp.parity.diagnosis.reduction.optimizer_gradients import explain_received
-from jaxddp.parity.diagnosis.reduction.reduction_causes import ReductionRecipe, ReductionStep, explain_reduction
+from jaxddp.parity.diagnosis.reduction.reduction_causes import (
+    ReductionRecipe,
+    ReductionStep,
+    explain_received,
+    explain_reduction,
+)
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE

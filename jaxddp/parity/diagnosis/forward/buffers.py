@@ -15,8 +15,7 @@ from jaxddp.parity.diagnosis.forward.replay import Arrays, ModelEvidence, Replay
 from jaxddp.parity.diagnosis.forward.sites import patches_of
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.diagnosis.search.fault_search import find_faults
-from jaxddp.parity.diagnosis.search.fit import Item, Stages, residual_at
-from jaxddp.parity.diagnosis.search.scaled import Scaling
+from jaxddp.parity.diagnosis.search.fit import Item, Scaling, Stages, residual_at
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ Each function yields the changes that a port may have made to a call.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,14 @@ from torch.nn import functional as F
 from jaxddp.config.choices import IGNORE_INDEX
 from jaxddp.parity.catalogue.model import BY_ERF, BY_HAND, UPDATES
 from jaxddp.parity.deviation import Value, as_code
-from jaxddp.parity.diagnosis.forward.answers import multiplied, with_argument, with_options, with_value
+from jaxddp.parity.diagnosis.forward.answers import (
+    argument,
+    instead,
+    multiplied,
+    with_argument,
+    with_options,
+    with_value,
+)
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed
 from jaxddp.parity.diagnosis.forward.statistics import affine
 
@@ -84,10 +91,8 @@ def label_smoothing(call: Call) -> Iterator[Change]:
 
     if call.name in ("cross_entropy", "nll_loss"):
         reference = call.get("label_smoothing", 0.0) if call.name == "cross_entropy" else 0.0
-        value = Value(call=call.name, key="label_smoothing")
-        yield Change(
-            "label_smoothing", "label smoothing", answer, reference, 0.0 if reference else 0.1, values=(value,)
-        )
+        start, values = 0.0 if reference else 0.1, (Value(call=call.name, key="label_smoothing"),)
+        yield Change("label_smoothing", "label smoothing", answer, reference, start, values=values)
 
 
 def ignore_index(call: Call) -> Iterator[Change]:
@@ -256,3 +261,50 @@ def biased_variance(call: Call) -> Iterator[Change]:
 
 def _keeps_statistics(call: Call) -> bool:
     return call.name == "batch_norm" and bool(call.get("training")) and isinstance(call.get("running_var"), Tensor)
+
+
+LARGER, SMALLER = ("max", "maximum"), ("min", "minimum")
+CLAMPS = ("clamp", "clip", "clamp_", "clip_")
+
+
+def chosen_term(call: Call) -> Iterator[Change]:
+    """Yield the maximum of two tensors replaced by the minimum, the first or the second tensor; or vice versa."""
+    if call.name not in (*LARGER, *SMALLER) or len(_pair(call)) != 2:
+        return
+    right, wrong = ("larger", "smaller") if call.name in LARGER else ("smaller", "larger")
+    other = torch.minimum if call.name in LARGER else torch.maximum
+    functions: dict[str, Callable[..., Tensor]]
+    functions = {wrong: other, "first": partial(_one_of, 0), "second": partial(_one_of, 1)}
+    for which, function in functions.items():
+        answer = instead(function, lambda call: (_pair(call), {}))
+        yield Change("clipped_term", f"the {which} of two values instead of the {right}", answer)
+
+
+def _pair(call: Call) -> list[Tensor]:
+    """Return the two tensors of floating-point numbers; nothing for a call with an axis, or with one tensor."""
+    pair = (*call.args, *(call.kwargs[name] for name in ("input", "other") if name in call.kwargs))
+    return [one for one in pair if isinstance(one, Tensor) and one.is_floating_point()] if len(pair) == 2 else []
+
+
+def _one_of(place: int, *pair: Tensor) -> Tensor:
+    return torch.broadcast_tensors(*pair)[place]
+
+
+def clamps(call: Call) -> Iterator[Change]:
+    """Yield values that are not clamped, or whose lower or upper bound is left out."""
+    if call.name not in CLAMPS or not call.args or not call.args[0].is_floating_point():
+        return
+    yield Change("clamp_missing", "values not clamped", argument(0))
+    if None not in _bounds(call).values():
+        for bound, end in (("max", "below"), ("min", "above")):
+            answer = instead(torch.clamp, partial(_with_one_bound, bound))
+            yield Change("clamp_missing", f"values not clamped from {end}", answer)
+
+
+def _bounds(call: Call) -> dict[str, Any]:
+    low, high = (*call.args[1:], None, None)[:2]
+    return {"min": call.kwargs.get("min", low), "max": call.kwargs.get("max", high)}
+
+
+def _with_one_bound(bound: str, call: Call) -> tuple[Any, Any]:
+    return call.args[:1], {bound: _bounds(call)[bound]}

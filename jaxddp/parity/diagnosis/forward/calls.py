@@ -5,15 +5,16 @@ so one mechanism reaches both. A call has a `Site`: the k-th call of a function 
 `Change` is the effect of a fault on one call; a `CallEdit` is a change at one site or at several.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 from torch import Tensor
+from torch.overrides import get_testing_overrides
 
 from jaxddp.parity.deviation import Deviation, Value, as_code
-from jaxddp.parity.diagnosis.forward.signatures import parameters_of
 from jaxddp.parity.diagnosis.search.fit import Item
 from jaxddp.parity.operations import Moments, SourceLine
 
@@ -246,3 +247,47 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(one)
     elif isinstance(value, Mapping):
         yield from tensors_in([*value.values()])
+
+
+_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+# What torch does not tell, or tells in part.
+_LSTM = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "training", "bidirectional", "batch_first")
+_UNTOLD: dict[str, dict[str, Any]] = {
+    "scaled_dot_product_attention": {
+        **dict.fromkeys(("query", "key", "value"), inspect.Parameter.empty),
+        **{"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False},
+    },
+    **{name: dict.fromkeys(_LSTM, inspect.Parameter.empty) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+}
+
+
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the parameters of a function of torch, in order, with their defaults.
+
+    Source: the function's signature, or the one that torch tests overrides with.
+
+    >>> import torch
+    >>> parameters_of(torch.nn.functional.leaky_relu)["negative_slope"]
+    0.01
+    >>> [*parameters_of(torch.softmax)]
+    ['input', 'dim', 'dtype']
+    """
+    try:
+        return _parameters_of(function)
+    except TypeError:  # it cannot be hashed
+        return {}
+
+
+@cache
+def _parameters_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    if (untold := _UNTOLD.get(getattr(function, "__name__", ""))) is not None:
+        return untold
+    for source in (function, get_testing_overrides().get(function)):
+        try:
+            parameters = inspect.signature(source).parameters.values()  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            continue
+        told = {one.name: one.default for one in parameters if one.kind in _KINDS}
+        if told and "self" not in told:
+            return told
+    return {}

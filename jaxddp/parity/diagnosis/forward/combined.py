@@ -16,8 +16,7 @@ from jaxddp.parity.diagnosis.micro_batches import (
     summed_in_loss,
     weights,
 )
-from jaxddp.parity.diagnosis.search.fit import Stages
-from jaxddp.parity.diagnosis.search.scaled import Scaling
+from jaxddp.parity.diagnosis.search.fit import Scaling, Stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ def combinations(
     if reference == MICRO_BATCH:
         yield Combination(known=(SUMMED,), over="")
     for of_loss, what in ((True, "loss and gradients"), (False, "gradients")):
-        yield Combination(what=what, over=reference, factor=1.0, of_loss=of_loss, sizes=tuple((sizes or {}).items()))
+        yield Combination(what=what, over=reference, value=1.0, of_loss=of_loss, sizes=tuple((sizes or {}).items()))
 
 
 def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[Deviation, float, bool, float]]:

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from jaxddp.parity.deviation import Value
 from jaxddp.parity.diagnosis.forward.answers import with_argument, with_result, with_value
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, tensors_in
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, parameters_of, tensors_in
 from jaxddp.parity.diagnosis.forward.function_edits import is_number, other_functions
 from jaxddp.parity.diagnosis.forward.index_edits import edits_of_indices
-from jaxddp.parity.diagnosis.forward.signatures import parameters_of
 from jaxddp.parity.diagnosis.forward.statistics import normalized_axes
 
 ORDERS = {"p": (1.0, 2.0, math.inf), "ord": (1.0, 2.0, math.inf)}  # of a norm
@@ -130,10 +129,8 @@ def axes(call: Call) -> Iterator[Change]:
             here = tuple(sorted(axis % len(shape) for axis in value))
             for axes in itertools.combinations(range(len(shape)), len(here)):
                 if axes != here:
-                    what, values = (
-                        f"{call.words} over axes {axes} instead of {here}",
-                        (Value(f"{axes}", f"{here}", call.name, name),),
-                    )
+                    what = f"{call.words} over axes {axes} instead of {here}"
+                    values = (Value(f"{axes}", f"{here}", call.name, name),)
                     yield Change("other_axis", what, _with(key, axes), tier=3, values=values)
 
 

@@ -54,11 +54,9 @@ def _indices(call: Call) -> Iterator[Change]:
             start, stop, _ = part.indices(size)
             others = [slice(start + by, stop + by) for by in (-1, 1) if start + by >= 0 and stop + by <= size]
         for other in others:
-            what, values = (
-                f"index {_as_code(other)} instead of {_as_code(part)}",
-                (Value(_as_code(other), _as_code(part)),),
-            )
-            yield Change("other_index", what, _at(position, partial(_other, other)), tier=3, values=values)
+            index, change = Value(_as_code(other), _as_code(part)), _at(position, partial(_other, other))
+            what = f"index {index.jax} instead of {index.torch}"
+            yield Change("other_index", what, change, tier=3, values=(index,))
 
 
 def _parts(call: Call) -> tuple[Any, ...]:

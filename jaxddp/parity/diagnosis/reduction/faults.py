@@ -10,9 +10,8 @@ import numpy as np
 
 from jaxddp.parity.deviation import Deviation, Value
 from jaxddp.parity.diagnosis.micro_batches import MICRO_BATCH, STALE, SUMMED, not_divided, other_means, summed_in_loss
-from jaxddp.parity.diagnosis.reduction.recipe import ReductionRecipe, ReductionStep
-from jaxddp.parity.diagnosis.reduction.wires import WIRES
-from jaxddp.parity.diagnosis.search.scaled import Scaling
+from jaxddp.parity.diagnosis.reduction.recipe import WIRES, ReductionRecipe, ReductionStep
+from jaxddp.parity.diagnosis.search.fit import Scaling
 from jaxddp.parity.diagnosis.wrong_clipping import ClippingFault, at_norm, by_value, wrong_clipping
 from jaxddp.parity.records import stage_norm
 
@@ -73,13 +72,13 @@ def edits(
     world_size, pieces = first.counts.shape
     yield from _local_edits(reference, world_size, pieces)
     of_two = (pieces * world_size, pieces / world_size) if min(first.counts.shape) > 1 else ()
-    fitted = partial(ReductionEdit, factor=1.0, sizes=tuple(sizes.items()), of_two=of_two)
+    fitted = partial(ReductionEdit, value=1.0, sizes=tuple(sizes.items()), of_two=of_two)
     if "local_gradients" in first.shown:
         yield fitted(kind="local", what="local gradients", change=_times("local_factor"))
         yield fitted(kind="factor", what="reduced gradients", change=_times("factor"))
         if world_size > 1:
             says = "the mean over the replicas weighs them by their elements, the reference weighs them alike"
-            yield _edit("reduction", Deviation("global_mean", says), weighted=True)
+            yield _edit("reduction", "global_mean", says, weighted=True)
     else:  # to scale either is the same
         yield fitted(kind="local", what="gradients", change=_times("local_factor"))
     yield from _reduction_edits(world_size)
@@ -87,30 +86,29 @@ def edits(
     for early in _subsets(pieces):
         which = f"{', '.join(str(a + 1) for a in early)} {'are' if len(early) > 1 else 'is'}"
         says = f"of {pieces} micro-batches only {which} averaged over the replicas"
-        yield _edit("reduction", Deviation("synchronised_early", says), early=frozenset(early))
+        yield _edit("reduction", "synchronised_early", says, early=frozenset(early))
 
 
 def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> Iterator[ReductionEdit]:
     """Yield mistakes in combining a replica's micro-batches."""
     for over, mean in other_means(reference.over, world_size, pieces):
-        yield _edit("normalization", mean, over=over)
+        yield _known("normalization", mean, over=over)
     if reference.over == MICRO_BATCH:
-        yield _edit("normalization", SUMMED, over="")
+        yield _known("normalization", SUMMED, over="")
     if pieces > 1:
-        yield _edit("normalization", not_divided(pieces)[0], over=MICRO_BATCH, divide=False)
+        yield _known("normalization", not_divided(pieces)[0], over=MICRO_BATCH, divide=False)
         for kept in (0, pieces - 1):
             which = "last" if kept else "first"
             for divide, shares in ((True, ""), (False, ", as if there were no others")):
                 says = f"only the {which} of {pieces} micro-batches counts{shares}"
-                yield _edit("normalization", Deviation("micro_batches_lost", says), kept=kept, divide=divide)
+                yield _edit("normalization", "micro_batches_lost", says, kept=kept, divide=divide)
     if world_size > 1:
         summed, factor = summed_in_loss(world_size)
-        yield _edit("local", summed, local_factor=factor)
+        yield _known("local", summed, local_factor=factor)
         says = "every replica's local gradient is already the sum of all local gradients"
-        averaged, again = (Deviation("check_vma", f"{says}, and is {how}") for how in ("averaged", "summed again"))
-        yield _edit("local", averaged, summed_at_once=True)
-        yield _edit("local", again, summed_at_once=True, factor=world_size)
-    yield _edit("stale", STALE, stale=True)
+        yield _edit("local", "check_vma", f"{says}, and is averaged", summed_at_once=True)
+        yield _edit("local", "check_vma", f"{says}, and is summed again", summed_at_once=True, factor=world_size)
+    yield _known("stale", STALE, stale=True)
 
 
 def _subsets(pieces: int) -> Iterable[tuple[int, ...]]:
@@ -142,12 +140,12 @@ def _reduction_edits(world_size: int) -> Iterator[ReductionEdit]:
         factors.append((Deviation("local_device_count", says), n / local))
     for one, factor in factors:
         yield ReductionEdit(kind="factor", known=(one,), change=_times("factor", factor))
-    yield _edit("reduction", NO_MEAN, synchronised=False)
-    in_loss = Deviation("collective_in_loss", f"{NO_MEAN.says}, the gradient of a pmean of the loss")
-    yield _edit("reduction", in_loss, synchronised=False)
+    yield _known("reduction", NO_MEAN, synchronised=False)
+    says = f"{NO_MEAN.says}, the gradient of a pmean of the loss"
+    yield _edit("reduction", "collective_in_loss", says, synchronised=False)
     for wire in WIRES:
         says = f"gradients are rounded to {wire.split(',')[0]} between the replicas"
-        yield _edit("wire", Deviation("compressed_all_reduce", says), wire=wire)
+        yield _edit("wire", "compressed_all_reduce", says, wire=wire)
 
 
 def _clip_edits(reference: ReductionRecipe, world_size: int, tied: Sequence[str]) -> Iterator[ReductionEdit]:
@@ -155,15 +153,12 @@ def _clip_edits(reference: ReductionRecipe, world_size: int, tied: Sequence[str]
     yield from map(_clipping, wrong_clipping(reference.clipping, world_size))
     if (norm := reference.clipping.max_norm) is None:
         return
-    says = f"each tensor is clipped by its own norm, at {norm:g}"
-    yield _edit("norm", Deviation("clip_norm", says), clip_by="tensor")
+    yield _edit("norm", "clip_norm", f"each tensor is clipped by its own norm, at {norm:g}", clip_by="tensor")
     if world_size > 1:
-        first = Deviation("clipped_before_mean", "each replica clips its own gradient")
-        yield _edit("order", first, clip_first=True)
-        local = Deviation("clip_norm_local", "clipped by the norm of the local gradient")
-        yield _edit("norm", local, clip_by="own")
+        yield _edit("order", "clipped_before_mean", "each replica clips its own gradient", clip_first=True)
+        yield _edit("norm", "clip_norm_local", "clipped by the norm of the local gradient", clip_by="own")
     for name in tied:
-        yield _edit("twice", Deviation("tied_weights", f"the norm counts {name} twice"), twice=name)
+        yield _edit("twice", "tied_weights", f"the norm counts {name} twice", twice=name)
 
 
 def clip_values(reference: ReductionRecipe, steps: Sequence[ReductionStep]) -> Iterator[ReductionEdit]:
@@ -193,15 +188,16 @@ def _rounded(value: float) -> float:
 
 
 def _clipping(wrong: ClippingFault) -> ReductionEdit:
-    kind = "epsilon" if wrong.deviation.kind == "clip_epsilon" else "norm"
-
-    def change(recipe: ReductionRecipe, _: float) -> ReductionRecipe:
-        return recipe.with_clipping(**wrong.fields)
-
-    return ReductionEdit(kind=kind, known=(wrong.deviation,), change=change)
+    deviation, fields = wrong
+    kind = "epsilon" if deviation.kind == "clip_epsilon" else "norm"
+    return ReductionEdit(kind=kind, known=(deviation,), change=lambda recipe, _: recipe.with_clipping(**fields))
 
 
-def _edit(kind: str, deviation: Deviation, **fields: Any) -> ReductionEdit:
+def _edit(kind: str, fault: str, says: str, **fields: Any) -> ReductionEdit:
+    return _known(kind, Deviation(fault, says), **fields)
+
+
+def _known(kind: str, deviation: Deviation, **fields: Any) -> ReductionEdit:
     """Return an edit that replaces fields of the recipe."""
     return ReductionEdit(kind=kind, known=(deviation,), change=lambda recipe, _: replace(recipe, **fields))
 
@@ -224,7 +220,7 @@ def aliases(reference: ReductionRecipe, step: ReductionStep, floor: float) -> It
             return
         pairs.append((name, min(distance, key=lambda other: distance[other])))
     says = ", ".join(f"{name} has the gradient of {other}" for name, other in pairs)
-    yield _edit("alias", Deviation("aliased_buffers", says), aliases=tuple(pairs))
+    yield _edit("alias", "aliased_buffers", says, aliases=tuple(pairs))
 
 
 def not_averaged(reference: ReductionRecipe, step: ReductionStep, floor: float) -> Iterator[ReductionEdit]:
@@ -235,7 +231,7 @@ def not_averaged(reference: ReductionRecipe, step: ReductionStep, floor: float) 
         listed = ", ".join(wrong[:MOST_LISTED]) + (", ..." if len(wrong) > MOST_LISTED else "")
         which = f"all tensors of one dimension ({listed})" if set(wrong) == vectors else listed
         says = f"gradients of {which} are not averaged, every replica keeps its own"
-        yield _edit("reduction", Deviation("no_sync", says), not_averaged=frozenset(wrong))
+        yield _edit("reduction", "no_sync", says, not_averaged=frozenset(wrong))
 
 
 def _reduced_wrongly(

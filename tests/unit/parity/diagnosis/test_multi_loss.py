@@ -15,8 +15,7 @@ from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis import multi_loss
 from jaxddp.parity.diagnosis.forward.calls import CallEdit, Change
 from jaxddp.parity.diagnosis.forward.loss_causes import search_model
-from jaxddp.parity.diagnosis.forward.one_loss import LossOfStep, UnknownWeights
-from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN
+from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN, LossOfStep, UnknownWeights
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
