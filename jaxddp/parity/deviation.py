@@ -34,7 +34,7 @@ class Deviation:
         kind: name in the catalogue.
         says: one line, with the values ("weight decay 0.0001, the reference has 0.01").
         values: the values that differ; (): it has none.
-        where: the layers that have it, as a pattern ("blocks.*.norm"); "": everywhere, or unknown.
+        where: the layers that have it, as a pattern ("blocks.*.norm"), or the tensor; "": everywhere, or unknown.
         detail: what else the fix depends on, in a form that the catalogue knows for its kind.
         fix: what the port should do instead.
     """
