@@ -27,6 +27,7 @@ class Node:
         output: which of the call's results it is.
         inputs: indices of the values that the call is given, one for each of its arrays.
         numbers: numbers that the program gives the call.
+        leading: how many of the numbers it gives before the values, as in 1 - x.
         line: the user's line; None: unknown.
         callers: the user's lines that call the function of `line`, the innermost first.
         moments: order-free statistics; None: it is not a number.
@@ -44,6 +45,7 @@ class Node:
     moments: Moments | None = None
     array: np.ndarray | None = None
     cotangent: np.ndarray | None = None
+    leading: int = 0
 
     @property
     def size(self) -> int:

@@ -118,10 +118,16 @@ class SegmentText:
 
 
 class OptimizerLines(NamedTuple):
-    """Lines of one side at which an optimizer and its schedule are made; None: unknown, or there is no schedule."""
+    """Lines of one side at which an optimizer and its schedule are made.
+
+    Attributes:
+        optimizer, schedule: the lines; None: unknown, or there is no schedule.
+        rates: what lines of the user's files compute for the rate of a step: numbers, each with its line.
+    """
 
     optimizer: SourceLine | None = None
     schedule: SourceLine | None = None
+    rates: tuple[tuple[SourceLine, "Moments"], ...] = ()
 
 
 class Moments(NamedTuple):

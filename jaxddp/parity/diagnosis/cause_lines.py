@@ -13,10 +13,11 @@ from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.graph import operations_of
 from jaxddp.parity.jax_side.optimizer_line import JaxOptimizerLine
-from jaxddp.parity.jax_side.port_lines import MEAN, PortLines
+from jaxddp.parity.jax_side.port_lines import MEAN, BatchLines, PortLines
 from jaxddp.parity.jax_side.value_graph import ReadLoss
 from jaxddp.parity.operations import Lines, OptimizerLines
 from jaxddp.parity.torch_side.optimizer_line import TorchOptimizerLine
+from jaxddp.parity.user_code.line_values import first_apart
 from jaxddp.parity.user_code.stated import returned_at
 
 # Functions of each side; a port has one of them. MEAN: the mean over the replicas in a `jax_step`.
@@ -76,20 +77,25 @@ def with_optimizer_lines(
     Faults of its schedule get those of the schedule, where the user's files have them.
     """
     workers, unseen = searches.workers, list[Problem]()
-    of_torch = TorchOptimizerLine(evidence.case.torch_source, tensor)
-    of_jax = JaxOptimizerLine(evidence.case, evidence.start, tensor)
+    step = min(located.step for located in evidence.judgement.first.values()) - 1
+    of_torch = TorchOptimizerLine(evidence.case.torch_source, tensor, step)
+    of_jax = JaxOptimizerLine(evidence.case, evidence.start, tensor, step)
     jax = searches.run(lambda: workers.jax.do(of_jax), unseen) or OptimizerLines()
     torch = searches.run(lambda: workers.torch.do(of_torch)[0], unseen) or OptimizerLines()
     schedule = Lines(jax.schedule or jax.optimizer, torch.schedule or torch.optimizer)
+    if jax.rates and torch.rates:
+        apart = first_apart(jax.rates, torch.rates), first_apart(torch.rates, jax.rates)
+        schedule = Lines(apart[0] or schedule.jax, apart[1] or schedule.torch)
 
     def applies(fault: str) -> bool:
         return is_of_optimizer(fault) or fault in EDITS
 
-    if ruling is not None and ruling.named:
+    is_spoiled = any(not x.finite for of_side in (jax.rates, torch.rates) for _, x in of_side)
+    if (ruling is not None and ruling.named) or is_spoiled:
         ruling = _with_lines(ruling, schedule, SCHEDULE.__contains__)
     if ruling is not None and any(fault in CLIPPING for one in ruling.named for fault in one.faults):
-        step, number = _lines_of_functions(evidence, searches, CLIPPED)
-        clips = jax.optimizer if evidence.facts.clips_inside else step or jax.optimizer
+        mean, number = _lines_of_functions(evidence, searches, CLIPPED)
+        clips = jax.optimizer if evidence.facts.clips_inside else mean or jax.optimizer
         ruling = _with_lines(ruling, Lines(clips, number or torch.optimizer), CLIPPING.__contains__)
     ruling = _with_lines(ruling, Lines(jax.optimizer, torch.optimizer), applies)
     return with_function_lines(evidence, searches, ruling, REDUCTION)
@@ -111,11 +117,23 @@ def with_function_lines(
 
 
 def with_loss_lines(evidence: Evidence, searches: InterruptibleSearches, ruling: Ruling | None) -> Ruling:
-    """Add the lines of the functions that make the batch to faults of it, and those of the loss to others without."""
+    """Add the lines that make the batch to faults of it, and those of the loss's functions to others without."""
     if ruling is not None and any(OTHER_VALUES in one.faults for one in ruling.named):
-        batches = _lines_of_functions(evidence, searches, SAMPLES)
-        ruling = _with_lines(ruling, batches, lambda fault: fault == OTHER_VALUES)
+        ruling = with_batch_lines(evidence, searches, ruling, OTHER_VALUES.__eq__)
     return with_function_lines(evidence, searches, ruling, LOSS)
+
+
+def with_batch_lines(
+    evidence: Evidence,
+    searches: InterruptibleSearches,
+    ruling: Ruling | None,
+    applies: Callable[[str], bool] = lambda fault: True,
+) -> Ruling:
+    """Add the lines that first give other values to a batch to the faults to which they apply, that have none."""
+    step = min(located.step for located in evidence.judgement.first.values()) - 1
+    found = searches.run(lambda: searches.workers.jax.do(BatchLines(evidence.case, step)), problems=[]) or Lines()
+    functions = _lines_of_functions(evidence, searches, SAMPLES)
+    return _with_lines(ruling, Lines(found.jax or functions.jax, found.torch or functions.torch), applies)
 
 
 def _lines_of_functions(evidence: Evidence, searches: InterruptibleSearches, functions: Functions) -> Lines:

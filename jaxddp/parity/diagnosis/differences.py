@@ -19,10 +19,10 @@ from jaxddp.parity.diagnosis.cause_lines import (
     IN_STEP,
     REDUCTION,
     RESTORE,
-    SAMPLES,
     STEP,
     explain_forward,
     read_program,
+    with_batch_lines,
     with_function_lines,
     with_loss_lines,
     with_optimizer_lines,
@@ -105,7 +105,7 @@ def _explain_all(evidence: Evidence, searches: InterruptibleSearches, layers: bo
     first = evidence.judgement.first
     differences: list[Difference] = []
     if "samples" in first:
-        ruling = with_function_lines(evidence, searches, _explain_samples(evidence), SAMPLES)
+        ruling = with_batch_lines(evidence, searches, _explain_samples(evidence))
         differences += as_differences(evidence, "samples", ruling)
     if evidence.facts.multi_loss:
         return differences + [*differences_of_losses(evidence, searches)]

@@ -21,6 +21,7 @@ from jaxddp.parity.jax_side.side import states_of_parameters
 from jaxddp.parity.operations import SourceLine, calling_lines, line_of_user
 from jaxddp.parity.port import Port
 from jaxddp.parity.user_code.homes import line_of_function
+from jaxddp.parity.user_code.stated import named_at
 
 Lines = dict[str, SourceLine]
 
@@ -72,7 +73,7 @@ def held_types(
     home = line_of_function(port.jax_model)
 
     def of(arrays: Mapping[str, Any]) -> dict[str, HeldType]:
-        return {name: HeldType(name_of(x.dtype), lines.get(name, home)) for name, x in arrays.items()}
+        return {name: HeldType(name_of(x.dtype), lines.get(name) or named_at(home, name)) for name, x in arrays.items()}
 
     types.of |= {"parameters": of(functional.params), "buffers": of(functional.buffers)}
     types.twins = tuple((piece.torch, piece.jax) for piece in converter.pieces)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import optax
+from jax import numpy as jnp
 
 from jaxddp.nn.any_model import transformation_of
 from jaxddp.parity.case_interface import AnyCase
@@ -19,6 +20,7 @@ from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.operations import OptimizerLines, SourceLine, calling_lines, is_of_user, line_of_user
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import is_large_model
+from jaxddp.parity.user_code.line_values import MOST_STEPS, LineValues, Noted
 from jaxddp.parity.user_code.stated import called_at
 
 Observe = Callable[[SourceLine, str, Any, Any, Any], None]
@@ -105,11 +107,13 @@ class JaxOptimizerLine:
         case: model or port.
         start: initial weights of the reference.
         tensor: a parameter that the optimizer updates, by torch's name, where a step has several.
+        step: step, from 0, whose rate is computed line by line; None: none.
     """
 
     case: AnyCase
     start: Arrays
     tensor: str
+    step: int | None = None
 
     def run(self, tell: Tell) -> OptimizerLines:
         """Return the lines; none for a built-in model, or an optimizer that is not made by optax's functions."""
@@ -117,23 +121,35 @@ class JaxOptimizerLine:
         port = getattr(self.case, "port", None)
         if port is None or port.jax_optimizer is None:
             return OptimizerLines()
-        made, schedule = None, None
+        made, schedule, rates = None, None, tuple[Noted, ...]()
         with jax.enable_x64(True), contextlib.suppress(Exception):  # the run of the port reports it
             if port.torch_step:
                 made = self._one_of_several()
             else:
                 made = transformation_of(port.jax_optimizer, port.jax_model())
-                schedule = self._schedule()
+                if not is_large_model(self.start):
+                    optimizer, params = self._optimizer()
+                    schedule = line_of_schedule(optimizer, params)
+                    rates = self._rates(optimizer, params)
         line = line_of_making(made)
-        return OptimizerLines(line, schedule or called_at(line, dir(optax.schedules)))
+        return OptimizerLines(line, schedule or called_at(line, dir(optax.schedules)), rates)
 
-    def _schedule(self) -> SourceLine | None:
-        if is_large_model(self.start):
-            return None
+    def _optimizer(self) -> tuple[optax.GradientTransformation, Any]:
         side = side_of(self.case)
         step = side.replica_step
         assert not isinstance(step, MultiLossStep), "a port without a torch_step"
-        return line_of_schedule(step.optimizer, side.from_torch(self.start)[0])
+        return step.optimizer, side.from_torch(self.start)[0]
+
+    def _rates(self, optimizer: optax.GradientTransformation, params: Any) -> tuple[Noted, ...]:
+        if self.step is None or self.step > MOST_STEPS:
+            return ()
+        update, gradients = jax.jit(optimizer.update), jax.tree.map(jnp.zeros_like, params)
+        state = optimizer.init(params)
+        for _ in range(self.step):
+            _, state = update(gradients, state, params)
+        with jax.disable_jit(), LineValues() as values:
+            optimizer.update(gradients, state, params)
+        return values.numbers
 
     def _one_of_several(self) -> optax.GradientTransformation:
         side = side_of(self.case)

@@ -18,11 +18,12 @@ from jaxddp.parity.jax_side.checked_step import side_of
 from jaxddp.parity.jax_side.equations import body_of, lines_of
 from jaxddp.parity.jax_side.unequal_batches import COLLECTIVES
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.operations import SourceLine
+from jaxddp.parity.operations import Lines, SourceLine
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.port.draws import DrawnSource
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.user_code.homes import home_of, line_of_function
+from jaxddp.parity.user_code.line_values import LineValues, Noted, first_apart
 
 MEAN = "mean over the replicas"
 
@@ -64,6 +65,37 @@ class PortLines:
         program = program_of_step(self.case, self.start)
         found = [(size_of(one), lines[0]) for one in collectives(program) if (lines := lines_of(one))]
         return max(found)[1] if found else None
+
+
+@dataclass(frozen=True)
+class BatchLines:
+    """A job that returns the lines of a port's `jax_batch` and `torch_batch` that first give other values.
+
+    Attributes:
+        case: the port.
+        step: step of the batches, from 0.
+    """
+
+    case: AnyCase
+    step: int
+
+    def run(self, tell: Tell) -> Lines:
+        """Return the lines, of the first replica that has them; none if a side has no function of its own."""
+        tell("the batches")
+        port = getattr(self.case, "port", None)
+        functions = getattr(port, "jax_batch", None), getattr(port, "torch_batch", None)
+        found = Lines()
+        for rank in range(self.case.world_size if all(functions) else 0):
+            jax, torch = (self._noted(function, rank) for function in functions)
+            found = Lines(first_apart(jax, torch), first_apart(torch, jax))
+            if found != Lines():
+                break
+        return found
+
+    def _noted(self, function: Any, rank: int) -> list[Noted]:
+        with LineValues() as values:
+            function(self.step, rank)
+        return values.noted
 
 
 @dataclass(frozen=True)

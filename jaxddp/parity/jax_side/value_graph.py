@@ -184,13 +184,15 @@ class TracedLoss:
             call = ARGUMENT if is_argument else number
             inputs = tuple(firsts[x.maker] + x.output for x in one.inputs if x.maker is not None)
             numbers = tuple(x.number for x in one.inputs if x.number is not None)
+            leading = next((k for k, x in enumerate(one.inputs) if x.number is None), 0)
             line, callers = next(iter(one.lines), None), one.lines[1:]
             for output, x in enumerate(of_one):
                 array = None if isinstance(x, Moments) or not x.size else np.asarray(x)
                 reals = array.view(array.real.dtype) if array is not None and array.dtype.kind == "c" else x
                 known = moments_of(reals) if array is not None or isinstance(x, Moments) else None
                 cotangent = None if cotangents is None else cotangents[number][output]
-                nodes.append(Node(one.name, call, output, inputs, numbers, line, callers, known, array, cotangent))
+                known_of = one.name, call, output, inputs, numbers, line, callers, known, array, cotangent, leading
+                nodes.append(Node(*known_of))
         return Graph(nodes)
 
 

@@ -1,6 +1,7 @@
 """Lines of a port at which its torch optimizer and its scheduler are made. Imports no jax."""
 
 import contextlib
+import warnings
 from dataclasses import dataclass
 
 from torch.optim import Optimizer
@@ -11,6 +12,7 @@ from jaxddp.parity.processes import Tell
 from jaxddp.parity.torch_side.made_lines import noted
 from jaxddp.parity.torch_side.side import Source, make_side
 from jaxddp.parity.user_code.homes import line_of_function
+from jaxddp.parity.user_code.line_values import MOST_STEPS, LineValues
 from jaxddp.parity.user_code.stated import returned_at
 from torch_ref.distributed import World
 
@@ -22,18 +24,21 @@ class TorchOptimizerLine:
     Attributes:
         source: model or port.
         tensor: name of a parameter that the optimizer updates.
+        step: step, from 0, whose rate is computed line by line; None: none.
         world_size: always 1.
     """
 
     source: Source
     tensor: str
+    step: int | None = None
     world_size: int = 1
 
     def run(self, world: World, tell: Tell) -> OptimizerLines:
         """Return the lines, those of the first optimizer if none updates the parameter."""
         tell("the optimizer")
         side = make_side(self.source, 1, "float64")
-        with noted(Optimizer) as optimizers, noted(LRScheduler) as schedulers, contextlib.suppress(Exception):
+        values = LineValues()
+        with values, noted(Optimizer) as optimizers, noted(LRScheduler) as schedulers, contextlib.suppress(Exception):
             if side.torch_step is not None:
                 side.torch_step.configure(side.model)
             else:
@@ -48,4 +53,9 @@ class TorchOptimizerLine:
             return OptimizerLines(line)
         scheduler, at = of_it[-1]  # the last: of a chain, what holds the others
         function = line_of_function(next(iter(getattr(scheduler, "lr_lambdas", ())), None))
-        return OptimizerLines(line, at if function is None else returned_at(function))
+        if function is None or self.step is None or self.step > MOST_STEPS:
+            return OptimizerLines(line, at if function is None else returned_at(function))
+        for _ in range(self.step):
+            with LineValues() as values, warnings.catch_warnings(action="ignore"):  # no update precedes it
+                scheduler.step()
+        return OptimizerLines(line, returned_at(function), values.numbers)

@@ -1,6 +1,7 @@
 """Find the line that states a value that another line uses: a constant's, or the one that makes a layer."""
 
 import ast
+import itertools
 import linecache
 import math
 from collections.abc import Collection, Iterator
@@ -75,9 +76,38 @@ def called_at(line: SourceLine | None, functions: Collection[str]) -> SourceLine
     text = text_of(line)
     if text is None or line is None or (statement := text.at(line.number)) is None:
         return None
-    made = (value for name in _used(statement) for value in _values(text, statement, name))
-    calls = (value for value in made if isinstance(value, ast.Call) and last_name(value.func) in functions)
+    names = {*_used(statement)}
+    made = (value for name in names for value in _values(text, statement, name))
+    returned = (x for value in _returned(text, names) for x in ast.walk(value))
+    calls = (x for x in itertools.chain(made, returned) if isinstance(x, ast.Call) and last_name(x.func) in functions)
     return next((SourceLine(line.path, call.lineno) for call in calls), None)
+
+
+def named_at(line: SourceLine | None, path: str) -> SourceLine | None:
+    """Return the line of the file that gives a layer its name, as an attribute or a key; the line itself if none does.
+
+    Args:
+        line: a line of the file; None: unknown.
+        path: names of modules, the outer ones first, and of an array: "blocks.0.norm.scale".
+    """
+    text = text_of(line)
+    if text is None or line is None:
+        return line
+    for part in reversed(path.split(".")[:-1]):
+        found = [value.lineno for name, value in _named(text.tree) if name == part]
+        if len(found) == 1:
+            return SourceLine(line.path, found[0])
+    return line
+
+
+def _named(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names of attributes and keys with their values."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            yield from ((last_name(x), value) for x, value in assigned(node) if isinstance(x, ast.Attribute))
+        elif isinstance(node, ast.Dict):
+            keys = zip(node.keys, node.values, strict=True)
+            yield from ((str(key.value), value) for key, value in keys if isinstance(key, ast.Constant))
 
 
 def text_of(line: SourceLine | None) -> FileText | None:
@@ -136,9 +166,13 @@ def _statements(text: FileText, statement: ast.stmt, layer: str) -> Iterator[ast
 
 def _keywords(text: FileText, names: Collection[str]) -> Iterator[ast.expr]:
     """Yield the values of keywords in what some functions of the file return."""
+    yield from (x.value for value in _returned(text, names) for x in ast.walk(value) if isinstance(x, ast.keyword))
+
+
+def _returned(text: FileText, names: Collection[str]) -> Iterator[ast.expr]:
+    """Yield what some functions of the file return."""
     for function in (x for x in text.tree.body if isinstance(x, ast.FunctionDef) and x.name in names):
-        returned = (x.value for x in ast.walk(function) if isinstance(x, ast.Return) and x.value is not None)
-        yield from (x.value for value in returned for x in ast.walk(value) if isinstance(x, ast.keyword))
+        yield from (x.value for x in ast.walk(function) if isinstance(x, ast.Return) and x.value is not None)
 
 
 def _used(node: ast.AST) -> Iterator[str]:

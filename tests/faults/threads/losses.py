@@ -18,7 +18,7 @@ THREADS: dict[str, Thread] = {
         (in_jax(LOSS, PENALTY),),
         ("auxiliary_loss_scaled",),
         (WITH_JAX, WITH_JNP),
-        words=("sum(square(encode.weight))) * 0.001)",),
+        words=("(0.001 * (((sum(square(decode.bias)", "sum(square(encode.weight)))"),
     ),
     "sum_of_pixels": Thread(
         ("xavysp/DexiNed#77", "xavysp/DexiNed#59"),

@@ -123,6 +123,7 @@ THREADS: dict[str, Thread] = {
         "The average in torch neither starts from 0 nor corrects the bias.",
         "averaged",
         (in_jax("(1 - DECAY) *", '(1 - DECAY) / (1 - DECAY ** (batch["step"][0] + 1.0)) *'),),
+        words=("(0.001 / (1 - (0.999 ** (slice(step) + 1))))", "instead of lerp("),
     ),
     "initial_parameters": Thread(
         ("google/flax#3982",),

@@ -217,10 +217,10 @@ class Naming:
         """Yield the names of a fault that are true on other inputs, too."""
         tried = self._location, place, self._values, self._edits
         for like in [None] if known is None else known:
-            for name in labelled(*tried, like, is_true=lambda name: self._is_true(place, [name]))[
-                : 1 if like else MOST_NAMES
-            ]:
-                yield self._together([name])
+            found = labelled(*tried, like, is_true=lambda name: self._is_true(place, [name]))
+            # Without an effect here, it was planted here since it has one elsewhere.
+            found = found or [edit for one in place for edit in one.edits if like and is_alike(edit, like)]
+            yield from (self._together([name]) for name in found[: 1 if like else MOST_NAMES])
 
     def _is_true(self, place: Place, names: Sequence[CallEdit]) -> bool:
         """Return whether faults do the same on other inputs, too, and not only since values vanish."""

@@ -125,7 +125,8 @@ class Expressions:
             return given[node.inputs.index(kept)]
         if graph is self._torch:
             return self._call(node, given)
-        return _operation(node.name, _name(node), given, [f"{x:.6g}" for x in node.numbers])
+        numbers = [f"{x:.6g}" for x in node.numbers]
+        return _operation(node.name, _name(node), [*numbers[: node.leading], *given, *numbers[node.leading :]])
 
     def _only_moves(self, graph: Graph, index: int) -> bool:
         """Return whether a value has the same elements as its first input; a cast may round them."""
@@ -144,7 +145,7 @@ class Expressions:
         call, texts = self._loss.calls[node.call], iter(given)
         arguments = [_argument(x, texts) for x in call.args]
         arguments += [f"{key}={_argument(x, texts)}" for key, x in call.kwargs.items() if x is not None]
-        return _operation(call.name, call.name.rstrip("_"), arguments, ())
+        return _operation(call.name, call.name.rstrip("_"), arguments)
 
     def _leaf_of_torch(self, index: int) -> str:
         return self._names.get(index) or self._named(index)
@@ -211,8 +212,7 @@ def _name(node: Node) -> str:
     return NAMES.get(node.name, node.name).rstrip("_")
 
 
-def _operation(name: str, shown: str, given: Sequence[str], numbers: Sequence[str]) -> str:
-    operands = [*given, *numbers]
+def _operation(name: str, shown: str, operands: Sequence[str]) -> str:
     if name in SWAPPED and len(operands) == 2:
         return f"({operands[1]} {SWAPPED[name]} {operands[0]})"
     if name in INFIX and len(operands) == 2:

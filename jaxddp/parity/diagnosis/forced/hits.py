@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from jaxddp.parity.diagnosis.forced.align import Aligner, Alignment, Twin, moments_of
-from jaxddp.parity.diagnosis.forced.layouts import NEAR, Order, equal
+from jaxddp.parity.diagnosis.forced.layouts import NEAR, Order, equal, repeated
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.graph import ARGUMENT, Graph
@@ -243,7 +243,7 @@ class State:
             return
         twin = self.alignment.twins.get(index)
         sizes = {node.size, *self.aligner.layouts.sizes_of_padded(node.array.shape)}
-        sized = [(cost, k) for k, cost in self._costs.items() if self.jax[k].size in sizes]
+        sized = [(cost, k) for k, cost in self._costs.items() if self.jax[k].size in sizes or self._repeats(index, k)]
         near = sorted(one for one in sized if among is None or one[1] in among)
         for cost, k in near:
             array = self.jax[k].array
@@ -254,6 +254,14 @@ class State:
             for order in orders:
                 if twin is None or twin.jax != k or twin.order is None or not np.array_equal(order, twin.order):
                     yield cost, Twin(k, order)
+
+    def _repeats(self, index: int, of_jax: int) -> bool:
+        """Return whether a value that the port repeats along axes may take the place of one of torch that differs."""
+        x, y = self.torch[index].array, self.jax[of_jax].array
+        if index not in self.of_torch or x is None or y is None or not 0 < y.size < x.size:
+            return False
+        is_used_so = any(self.jax[k].size == x.size for k in self.jax.users[of_jax])
+        return is_used_so and any(True for _ in repeated(x.shape, y.shape))
 
     def _hit(self, number: int, cost: int, replaced: Mapping[int, Twin]) -> Hit | None:
         aligner, alignment = self.aligner, self.alignment

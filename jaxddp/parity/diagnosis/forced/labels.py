@@ -26,6 +26,7 @@ from jaxddp.parity.diagnosis.forward.rewiring import (
     exchanged,
     left_out,
     moved,
+    operands_left_out,
     reordered,
 )
 from jaxddp.parity.diagnosis.forward.several_calls import (
@@ -85,6 +86,11 @@ class Edits:
         orders = ((call, change) for change in reordered(call, self.words))
         edits = with_numbers(map(single, (*self._own(number), *orders)), likely(numbers))
         yield from (edit for edit in edits if edit.reference is None)
+
+    def of_operands(self, number: int) -> Iterator[CallEdit]:
+        """Yield a call left out, or an operand of it."""
+        call = self.loss.calls[number]
+        yield from map(single, ((call, one) for one in (*left_out(call), *operands_left_out(call, self.words))))
 
     def of_order(self, number: int) -> Iterator[CallEdit]:
         """Yield a call made after one that uses its result, instead of before."""

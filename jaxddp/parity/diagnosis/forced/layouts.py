@@ -87,7 +87,9 @@ class Layouts:
         yield from known
         if known and seen:
             return
-        of_axes = _of_axes(torch, jax) if prod(torch) == prod(jax) else self._of_rows(torch, jax)
+        of_axes = (
+            _of_axes(torch, jax) if prod(torch) == prod(jax) else (*self._of_rows(torch, jax), *repeated(torch, jax))
+        )
         for order in of_axes:
             if not any(np.array_equal(order, other) for other in known):
                 yield order
@@ -114,6 +116,16 @@ class Layouts:
         """Remember an order as the likeliest of these shapes."""
         seen = self._seen[torch, jax]
         self._seen[torch, jax] = [order, *(known for known in seen if known is not order)]
+
+
+def repeated(torch: Shape, jax: Shape) -> Iterator[Order]:
+    """Yield the order in which an array of torch repeats one of the port along axes, as operations do that broadcast.
+
+    >>> [*repeated((2, 3), (3,))], [*repeated((2, 3), (2,))]
+    ([array([0, 1, 2, 0, 1, 2])], [])
+    """
+    if len(jax) <= len(torch) and all(n in (1, m) for n, m in zip(jax[::-1], torch[::-1], strict=False)):
+        yield np.broadcast_to(np.arange(prod(jax)).reshape(jax), torch).ravel()
 
 
 @cache

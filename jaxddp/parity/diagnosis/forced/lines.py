@@ -36,7 +36,8 @@ def lines_of(location: Location, place: Sequence[Segment]) -> Lines:
 
 def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, call: Call, name: CallEdit) -> Lines:
     """Return the lines of a fault that has a name: torch's call, and the port's operation that has the number."""
-    if name.change.fault in LEFT_OUT:
+    is_planted = any(one.edits and one.order is None for one in place)  # equal values follow only later
+    if name.change.fault in LEFT_OUT and not is_planted:
         number = next(n for n, one in enumerate(location.loss.calls) if one is call)
         lines = _of_call_left_out(location, place, number) or lines
     jax, value = location.jax, name.value
@@ -73,15 +74,19 @@ def _of_call_left_out(location: Location, place: Sequence[Segment], number: int)
     """
     torch, jax, twins = location.torch, location.jax, location.alignment.twins
     node, later = torch[torch.outputs[number][0]], torch.users[torch.outputs[number][0]]
-    kept = [k for k in node.inputs if k in twins and torch[k].size == node.size]
+    in_place = [k for k in node.inputs if k in twins and twins[k].jax == place[-1].ends[1]]
+    kept = in_place or [k for k in node.inputs if k in twins and torch[k].size == node.size]
     if not kept or not later:
         return None
-    kept.sort(key=lambda k: twins[k].jax != place[-1].ends[1])
     after, value = max((one.joined or one.ends)[1] for one in place), twins[kept[0]].jax
     if torch[later[0]].line != node.line:
         return Lines(_no_deeper(location, _used(jax, value, after), node), node.line)
-    after = twins[later[0]].jax if later[0] in twins else after
-    user = _user(jax, value, after)
+    is_joined = later[0] in (one.joined[0] for one in place if one.joined)  # its twin may be an equal value elsewhere
+    following = twins[later[0]].jax if later[0] in twins and not is_joined else 0
+    after = following if following > value else after
+    user, is_inner = _user(jax, value, after), location.loss.calls[number].within is not None
+    if is_inner and (user or jax.users[value]):  # the port's function is the layer
+        return Lines(_no_deeper(location, user or jax[jax.users[value][-1]], node), node.line)
     return None if user is None or user.line is None else Lines(user.line, node.line)
 
 
@@ -118,14 +123,17 @@ def _no_deeper(location: Location, node: Node, call: Node) -> SourceLine | None:
 
     Depths count from the functions that end the losses.
     """
-    ends = len(location.jax[location.jax.end].callers) - len(location.torch[location.torch.end].callers)
-    return (node.line, *node.callers)[max(0, len(node.callers) - len(call.callers) - ends)]
+    jax, torch = (
+        next(len(x.callers) for x in of[: of.end + 1][::-1] if x.line is not None)
+        for of in (location.jax, location.torch)
+    )
+    return (node.line, *node.callers)[max(0, len(node.callers) - jax - (len(call.callers) - torch))]
 
 
 def _of_value_before(location: Location, place: Sequence[Segment], of_jax: Sequence[int]) -> SourceLine | None:
     """Return torch's line of the value to which the port does more, if it does so in the statement that makes it."""
     jax, (t, _), (_, after) = location.jax, place[-1].ends, place[-1].joined or place[-1].ends
-    first = jax[of_jax[0]]
+    first = next((jax[k] for k in of_jax if not moves(jax, k)), jax[of_jax[0]])
     makers = {jax[k].line for k in first.inputs if jax[k].call != ARGUMENT}
     is_there = first.line is not None and first.line in makers and first.line != jax[after].line
     return location.torch[t].line if is_there else None

@@ -11,8 +11,9 @@ import numpy as np
 from jaxddp.parity.diagnosis.forced.align import Aligner, Alignment, Twin
 from jaxddp.parity.diagnosis.forced.forced_values import OtherInputs, holds
 from jaxddp.parity.diagnosis.forced.hits import EDIT, Hit, Segment, State, signature
+from jaxddp.parity.diagnosis.forced.layouts import equal
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
-from jaxddp.parity.diagnosis.forward.calls import CallEdit, Site
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Site
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.graph import Graph, calls_of
 from jaxddp.parity.operations import are_near
@@ -27,6 +28,7 @@ MOST_LEFT = 0.6  # of the values that differ, after a fault of a line: that of o
 WEAK = 2  # values that an equal value in another place makes equal: other segments that are as cheap come first
 KINDS = 6  # of segments at equal cost that are compared
 MOST_REPLAYS = 80  # of what follows from a value of the port in place of one of torch's
+MOST_IN_LOOPS = 40  # of these, in calls that are made several times
 MOST_EVERYWHERE = 240  # faults of a line that are planted in all of its calls
 
 
@@ -35,6 +37,9 @@ class CallEdits(Protocol):
 
     def of_call(self, number: int, numbers: Sequence[float]) -> Iterable[CallEdit]:
         """Return those of a call, with some numbers in place of those that it has."""
+
+    def of_operands(self, number: int) -> Iterable[CallEdit]:
+        """Return a call left out, or an operand of it."""
 
     def of_order(self, number: int) -> Iterable[CallEdit]:
         """Return those of when a call is made."""
@@ -108,7 +113,8 @@ class Location:
         if ordered is not None and (cheap is None or ordered.left < cheap.left):
             return ordered
         if cheap is not None and cheap.left <= len(state.of_torch) // 2:
-            return cheap
+            in_loops = self._planted(state, self._edits_in_loops(state)) if cheap.left else None
+            return in_loops if in_loops is not None and not in_loops.left else cheap
         planted = self._planted(state, self._edits_everywhere(state))
         is_better = planted and cheap and planted.left < MOST_LEFT * cheap.left and not takes_others(planted)
         if planted is not None and (cheap is None or is_better):
@@ -235,7 +241,7 @@ class Location:
         alike = [n for n, call in enumerate(self.loss.calls) if call.site in edit.sites]
         if len(edit.sites) == 1:
             first = self.loss.calls[alike[0]]
-            alike = [n for n, call in enumerate(self.loss.calls) if (call.name, call.line) == (first.name, first.line)]
+            alike = [n for n, call in enumerate(self.loss.calls) if _kind(call) == _kind(first)]
         changed = state.alignment.copy()
         for number in alike:
             site = self.loss.calls[number].site
@@ -264,8 +270,16 @@ class Location:
                 one = state.of_edit(number, edit, twin)
                 yield replace(one, jax=() if place else one.jax)
             else:  # what it computes is equal only later
-                first = self._alike(state, changed, number, sorted(of_jax))
+                first = self._alike(state, changed, number, sorted(self._leading(changed, t, of_jax)))
                 yield Segment((t,), (first,), (t, first), None, True, None, number, (edit,))
+
+    def _leading(self, changed: Alignment, index: int, of_jax: set[int]) -> set[int]:
+        """Return the values of the port, of some, that make the first equal one that follows from a value of torch."""
+        later = sorted(self.torch.after(index, range(len(self.torch))))
+        following = next(
+            (changed.twins[k].jax for k in later if k in changed.twins and changed.twins[k].jax in of_jax), 0
+        )
+        return self.jax.before(following, of_jax) or of_jax
 
     def _alike(self, state: State, changed: Alignment, number: int, of_jax: Sequence[int]) -> int:
         """Return the value of the port that is likeliest that of a call: given the same, or of its name."""
@@ -282,14 +296,19 @@ class Location:
         return next((k for way in ways for k in of_jax if way(k)), self.jax.end)
 
     def _shown(self, changed: Alignment, numbers: Sequence[int]) -> Sequence[int]:
-        """Return the calls of a fault: of one of their order, the last of each place.
+        """Return the calls of a fault, those that it changes first; of one of their order, the last of each place.
 
-        The last place is first: in a first step, a state may be 0.
+        Of these, the last place is first: in a first step, a state may be 0.
         """
         if not any(changed.edits[n][-1].change.also for n in numbers):
-            return numbers
+            return sorted(numbers, key=lambda n: self._is_idle(changed, n))
         last = self.loss.calls[max(numbers)].site
         return [n for n in reversed(numbers) if self.loss.calls[n].site == last]
+
+    def _is_idle(self, changed: Alignment, number: int) -> bool:
+        """Return whether a call with a fault returns what it returned, as one that leaves out a factor of 1."""
+        pairs = ((changed.arrays[k], self.torch[k].array) for k in self.torch.outputs[number])
+        return all(x.shape == y.shape and equal(x, y) for x, y in pairs)
 
     def _planted(self, state: State, edits: Iterable[CallEdit]) -> Hit | None:
         """Return the fault, planted in all calls of its line, after which the fewest values differ, later ones too."""
@@ -307,13 +326,26 @@ class Location:
 
     def _edits_everywhere(self, state: State) -> Iterator[CallEdit]:
         """Yield faults of how entries of the batch are taken, and some of calls."""
-        yield from () if self._calls_edits is None else self._calls_edits.of_inputs()
+        if self._calls_edits is None:
+            return
+        yield from self._calls_edits.of_inputs()
         edits = (edit for numbers in self._places(state) for edit in self._edits_of(numbers[0], state))
-        for edit in edits:
+        for edit in itertools.chain(self._edits_in_loops(state), edits):
             self._tried_everywhere += 1
             if self._tried_everywhere > MOST_EVERYWHERE:
                 return
             yield edit
+
+    def _edits_in_loops(self, state: State) -> Iterator[CallEdit]:
+        """Yield calls left out, or operands, of those that are made several times.
+
+        The port may compute at once what torch computes in a loop: then no value of it is one of the calls' results.
+        """
+        if self._calls_edits is None:
+            return
+        loops = [numbers for numbers in self._places(state) if len(numbers) > 1]
+        edits = (edit for numbers in loops for edit in self._calls_edits.of_operands(numbers[0]))
+        yield from itertools.islice(edits, MOST_IN_LOOPS)
 
     def _places(self, state: State) -> list[list[int]]:
         """Return the calls that differ, those that are made several times together; first those with equal inputs."""
@@ -348,6 +380,11 @@ class Location:
         self.found.append((Segment(tuple(sorted(state.of_torch)), tuple(sorted(state.of_jax)), ends),))
         self.alignment.forced[ends[0]] = Twin(ends[1], np.zeros(1, np.intp))
         self.alignment.arrays[ends[0]] = self.jax[ends[1]].array.reshape(self.torch[ends[0]].array.shape)
+
+
+def _kind(call: Call) -> tuple[object, ...]:
+    """Return what the calls of one expression in a loop have in common: a line may have several calls of a function."""
+    return call.name, call.line, *map(type, call.args)
 
 
 def places_of(segments: Sequence[Segment]) -> list[list[Segment]]:

@@ -22,7 +22,10 @@ from torch_ref.losses import Batch, LossFunction
 MOST_BYTES = 2**30  # of the values that are kept; further ones cannot be forced
 LARGE = 2**20  # elements of a weight that is shared with the model
 CASTS = ("float", "double", "half", "bfloat16", "type_as")  # in a float64 run they change nothing
-DRAWS = ("rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal")  # not computed again
+DRAWS = (  # not computed again
+    *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
+    *("bernoulli", "multinomial", "normal"),
+)
 WRITTEN = "written in place"  # a value that a call has written through a view of it
 
 

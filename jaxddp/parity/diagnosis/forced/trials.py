@@ -63,8 +63,8 @@ class SegmentSubject:
     def _moved(self, index: int) -> Iterator[int]:
         """Yield a value, and those from which calls have moved it."""
         yield index
-        while len(inputs := self._torch[index].inputs) == 1 and self._torch[inputs[0]].size == self._torch[index].size:
-            index = inputs[0]
+        while moves(self._torch, index):
+            index = self._torch[index].inputs[0]
             yield index
 
     @cached_property

@@ -21,6 +21,7 @@ LOSS = "local_loss"
 MOST_OPERATIONS = 3  # of a side that are said of a fault
 MOST_COMBINATIONS = 8  # of names that a run may not tell apart
 FORCED = "in one micro-batch, with the port's values in place of these, the losses are equal"
+MOVED = "in one step, with the port's values in place of these, the new weights are equal"
 LOSSES = "planted in the reference, these give the losses of every step, and the gradients differ further"
 GRADIENTS = "in one micro-batch, with the port's gradients in place of these, those of all parameters are equal"
 Search = Callable[[tuple[CallEdit, ...]], tuple[Ruling, tuple[Item, ...]]]
@@ -80,7 +81,9 @@ def ruling_on(
     faults = _without_idle(faults, subject, floor)
     lines = tuple(_lines(fault, reading, made) for fault in faults)
     segments = tuple(fault.text for fault in faults if fault.place)
-    ruling, proof = Ruling((), None, lines=lines, segments=segments), FORCED if segments else GRADIENTS
+    ruling = Ruling((), None, lines=lines, segments=segments)
+    has_loss = LOSS in subject.observed(reading.step, subject.ranks)
+    proof = GRADIENTS if not segments else FORCED if has_loss else MOVED
     if all(fault.names for fault in faults):
         ways = itertools.islice(itertools.product(*(fault.names for fault in faults)), MOST_COMBINATIONS)
         explanations, _ = confirm(subject, [Explanation((), way, 0.0) for way in ways], floor)
@@ -124,14 +127,15 @@ def _without_idle(faults: Sequence[LocatedFault], subject: Subject, floor: float
 
 
 def _explain_losses(subject: Subject, named: Sequence[CallEdit], floor: float) -> bool:
-    """Return whether faults explain the losses of all steps, though not the gradients."""
+    """Return whether faults explain the losses of all steps, though not the gradients; moved weights have no loss."""
     for step in range(subject.steps):
         observed = subject.observed(step, subject.ranks).get(LOSS, {})
         try:
             predicted = subject.predicted(step, subject.ranks, named).get(LOSS, {})
         except IMPOSSIBLE:
             return False
-        if not all(np.allclose(predicted[name], x, rtol=floor, atol=0.0) for name, x in observed.items()):
+        near = [np.allclose(predicted[name], x, rtol=floor, atol=0.0) for name, x in observed.items()]
+        if not near or not all(near):
             return False
     return True
 

@@ -24,6 +24,7 @@ from jaxddp.parity.diagnosis.forward.answers import (
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site, parameters_of, tensors_in
 from jaxddp.parity.diagnosis.forward.composites import CELLS, GATES
 from jaxddp.parity.diagnosis.forward.edits import MOVERS, OPERANDS, orders_of
+from jaxddp.parity.diagnosis.forward.function_edits import is_number
 
 
 def _sorted(x: Tensor, axis: int) -> Tensor:
@@ -76,7 +77,7 @@ def edits_of_connections(
         operands = _operands(call, names)
         own = (
             left_out(call, variables),
-            _only_one(call, operands),
+            operands_left_out(call, names),
             reordered(call, names),
             _scaled(call, operands),
             _from_zeros(call),
@@ -142,8 +143,12 @@ def left_out(call: Call, variables: Mapping[int, str] = NO_NAMES) -> Iterator[Ch
             yield Change("call_left_out", what, argument(0), setting=True, tier=3)
 
 
-def _only_one(call: Call, operands: Operands) -> Iterator[Change]:
+def operands_left_out(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
     """Yield one of several operands instead of the result; a layer without its weights is no layer."""
+    operands = _operands(call, names)
+    if call.name == "mul" and len(operands) == 1 and is_number(call.args[1]):
+        what = f"{operands[0][1]} left out of {call.words} by {call.args[1]:.4g}"
+        yield Change("operand_left_out", what, with_argument(0, torch.ones_like), tier=3)
     if len(operands) > 1 and _is_float(call.result) and "weight" not in parameters_of(call.function):
         for position, _ in operands:
             if call.args[position].shape == call.result.shape:

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxddp.parity.deviation import Deviation
@@ -10,7 +11,7 @@ from jaxddp.parity.diagnosis.cause_lines import with_optimizer_lines
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
 from jaxddp.parity.jax_side.optimizer_line import JaxOptimizerLine
-from jaxddp.parity.operations import Lines, OptimizerLines, SourceLine
+from jaxddp.parity.operations import Lines, Moments, OptimizerLines, SourceLine, moments
 
 JAX = OptimizerLines(SourceLine("port_jax.py", 10), SourceLine("port_jax.py", 20))
 TORCH = OptimizerLines(SourceLine("port_torch.py", 30), SourceLine("port_torch.py", 40))
@@ -31,12 +32,37 @@ OPTIMIZER, SCHEDULE = Lines(JAX.optimizer, TORCH.optimizer), Lines(JAX.schedule,
 def test_a_fault_of_an_update_quotes_the_optimizers_or_the_schedules_lines(
     faults: tuple[str, ...], lines: tuple[Lines, ...]
 ) -> None:
+    assert lines_of(faults, JAX, TORCH) == lines
+
+
+def lines_of(faults: tuple[str, ...], jax: OptimizerLines, torch: OptimizerLines) -> tuple[Lines, ...]:
     workers: Any = SimpleNamespace(
-        jax=SimpleNamespace(do=lambda job: JAX if isinstance(job, JaxOptimizerLine) else {}),
-        torch=SimpleNamespace(do=lambda job: (TORCH,)),
+        jax=SimpleNamespace(do=lambda job: jax if isinstance(job, JaxOptimizerLine) else {}),
+        torch=SimpleNamespace(do=lambda job: (torch,)),
     )
-    case = SimpleNamespace(torch_source=None)
-    evidence: Any = SimpleNamespace(case=case, start=None, facts=SimpleNamespace(clips_inside=False))
+    case, judgement = SimpleNamespace(torch_source=None), SimpleNamespace(first={"update": SimpleNamespace(step=2)})
+    facts = SimpleNamespace(clips_inside=False)
+    evidence: Any = SimpleNamespace(case=case, start=None, facts=facts, judgement=judgement)
     ruling = Ruling((Hypothesis(tuple(Deviation(fault, "") for fault in faults), 0.0),), None) if faults else None
-    found = with_optimizer_lines(evidence, InterruptibleSearches(workers, []), ruling, "fc.weight")
-    assert found.lines == lines
+    return with_optimizer_lines(evidence, InterruptibleSearches(workers, []), ruling, "fc.weight").lines
+
+
+def rates(file: str, *values: float) -> tuple[tuple[SourceLine, Moments], ...]:
+    return tuple((SourceLine(file, 50 + k), moments(np.array(x))) for k, x in enumerate(values))
+
+
+def test_a_schedule_quotes_the_lines_that_first_compute_other_numbers() -> None:
+    jax, torch = (
+        JAX._replace(rates=rates("port_jax.py", 3.0, 0.5, 0.1)),
+        TORCH._replace(rates=rates("port_torch.py", 3.0, 0.7)),
+    )
+    apart = Lines(SourceLine("port_jax.py", 51), SourceLine("port_torch.py", 51))
+    assert lines_of(("schedule",), jax, torch) == (apart,)
+    assert lines_of(("schedule",), jax, TORCH) == (SCHEDULE,)  # torch's schedule is a library's
+    assert lines_of((), jax, torch) == (OPTIMIZER,)  # the update may differ for another reason
+
+
+def test_a_rate_that_is_no_number_quotes_the_line_that_computes_it() -> None:
+    jax = JAX._replace(rates=rates("port_jax.py", 3.0, np.nan, np.nan))
+    torch = TORCH._replace(rates=rates("port_torch.py", 3.0, 0.7))
+    assert lines_of((), jax, torch) == (Lines(SourceLine("port_jax.py", 51), SourceLine("port_torch.py", 51)),)

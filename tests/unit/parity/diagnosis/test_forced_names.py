@@ -106,6 +106,11 @@ CASES: dict[str, tuple[dict[str, Any], str, int]] = {
         "the mean of the result of add over axis 0, all elements (5 in number), in place of the result of div",
         1,
     ),
+    "a number before a value": (
+        {"temperature": lambda x: 1 - x},
+        "1 - log_scale instead of exp(log_scale), in mul",
+        1,
+    ),
     "a factor": ({"times": 0.25}, "the result of mul in huber_loss times 0.25", 1),
 }
 

@@ -6,7 +6,7 @@ import pytest
 
 from jaxddp.parity.deviation import Deviation, Value
 from jaxddp.parity.operations import Lines, SourceLine
-from jaxddp.parity.user_code.stated import called_at, made_at, where_stated
+from jaxddp.parity.user_code.stated import called_at, made_at, named_at, where_stated
 
 FILE = """\
 SLOPE, WIDTH = 0.2, 16
@@ -118,3 +118,22 @@ def test_a_schedule_is_quoted_where_it_is_made(tmp_path: Path) -> None:
     optimizer = SourceLine(str(file), 3)
     assert called_at(optimizer, ["cosine_decay_schedule"]) == SourceLine(str(file), 1)
     assert called_at(optimizer, ["constant_schedule"]) is called_at(None, ["count"]) is None
+
+
+def test_a_schedule_is_quoted_in_the_function_that_makes_the_optimizer(tmp_path: Path) -> None:
+    file = tmp_path / "port.py"
+    file.write_text(
+        "def adam(lr):\n    return optax.adam(optax.cosine_decay_schedule(lr, 10))\n\n\ntx = masked(adam(0.1))\n"
+    )
+    assert called_at(SourceLine(str(file), 5), ["cosine_decay_schedule"]) == SourceLine(str(file), 2)
+
+
+def test_a_layer_is_quoted_where_it_gets_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "port.py"
+    file.write_text(
+        "class Net:\n    def __init__(self):\n        self.torso = Linear(3)\n\n\np = {\n    'head': {'w': 1}\n}\n"
+    )
+    last = SourceLine(str(file), 6)
+    found = [named_at(last, path) for path in ("torso.weight", "head.w", "torso.norm.scale", "other.w")]
+    assert found == [SourceLine(str(file), 3), SourceLine(str(file), 7), SourceLine(str(file), 3), last]
+    assert named_at(None, "torso.weight") is None

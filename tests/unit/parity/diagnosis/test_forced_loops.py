@@ -1,0 +1,103 @@
+"""Torch computes in a loop what the port computes at once: values of a step are part of the port's, or none."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+import torch
+from jax import numpy as jnp
+from torch import Tensor, nn
+
+from jaxddp.parity.diagnosis.forced.causes import LocatedFault, located_faults
+from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
+from jaxddp.parity.jax_side.value_graph import graph_of
+
+BATCH, TIME, WIDTH = 3, 5, 4
+DONE = np.array([[0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]])
+
+
+class Critic(nn.Module):
+    """Values of states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Linear(WIDTH, 1)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return torch.tanh(self.value(states)).squeeze(-1)
+
+
+def torch_loss(model: Critic, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    values, carried, advantages = model(batch["states"]), torch.zeros(BATCH), list[Tensor]()
+    for t in reversed(range(TIME - 1)):
+        going_on = 1 - batch["done"][:, t]
+        delta = batch["rewards"][:, t] + 0.9 * going_on * values[:, t + 1] - values[:, t]
+        carried = delta + 0.5 * going_on * carried
+        advantages.insert(0, carried)
+    found = torch.stack(advantages, 1)
+    found = (found - found.mean()) / (found.std() + 1e-8)
+    return {"loss": (found * batch["weights"]).square().mean()}
+
+
+def normalised(x: jax.Array) -> jax.Array:
+    return (x - x.mean()) / (x.std(ddof=1) + 1e-8)
+
+
+def following(going_on: jax.Array, values: jax.Array) -> jax.Array:
+    return 0.9 * going_on * values[:, 1:]
+
+
+def jax_loss(
+    p: Mapping[str, jax.Array],
+    batch: Mapping[str, jax.Array],
+    following: Callable[[jax.Array, jax.Array], jax.Array] = following,
+    normalised: Callable[[jax.Array], jax.Array] = normalised,
+) -> jax.Array:
+    values = jnp.tanh(batch["states"] @ p["value.weight"].T + p["value.bias"][None, None])[..., 0]
+    going_on = 1 - batch["done"]
+    deltas = batch["rewards"] + following(going_on, values) - values[:, :-1]
+
+    def step(carried: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        carried = now[0] + 0.5 * now[1] * carried
+        return carried, carried
+
+    advantages = jax.lax.scan(step, jnp.zeros(BATCH), (deltas.T, going_on.T), reverse=True)[1].T
+    return jnp.square(normalised(advantages) * batch["weights"]).mean()
+
+
+def faults(**pieces: Callable[..., jax.Array]) -> list[LocatedFault]:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    model = Critic().double()
+    batch = {"states": rng.normal(size=(BATCH, TIME, WIDTH)), "done": DONE.astype(float)}
+    batch |= {name: rng.normal(size=(BATCH, TIME - 1)) for name in ("rewards", "weights")}
+    loss = TorchGraph(model, torch_loss, {name: torch.from_numpy(x) for name, x in batch.items()})
+    with jax.enable_x64(True):
+        state = {name: jnp.asarray(x.numpy()) for name, x in model.state_dict().items()}
+        arguments = [state, {name: jnp.asarray(x) for name, x in batch.items()}]
+        graph = graph_of(lambda p, b: jax_loss(p, b, **pieces), arguments)
+    return located_faults(loss, graph, [], {}, {}, lambda call: ())
+
+
+def lines_of(fault: LocatedFault) -> list[str]:
+    return [line.text for line in fault.text.lines if line is not None]
+
+
+def test_a_loop_that_is_computed_at_once_has_no_fault() -> None:
+    assert faults() == []
+
+
+def test_a_factor_that_is_left_out_of_a_loop_is_named_in_all_steps() -> None:
+    """The factor is 1 in the last step, where its loss shows nothing; no value of the port is one of its products."""
+    [fault] = faults(following=lambda going_on, values: 0.9 * values[:, 1:])
+    assert [name.says for name in fault.names] == ["going_on left out of mul by 0.9"]
+    assert len(fault.names[0].sites) == TIME - 1
+    jax_line, torch_line = lines_of(fault)
+    assert "0.9 * values[:, 1:]" in jax_line and torch_line.startswith("delta = ")
+
+
+def test_a_number_in_place_of_an_array_is_located() -> None:
+    [fault] = faults(normalised=lambda x: x.std(ddof=1) + 1e-8)
+    assert fault.says == "left out: add(...) instead of sub(...) / add(...), in mul"
+    jax_line, torch_line = lines_of(fault)
+    assert "normalised(advantages)" in jax_line and torch_line.startswith("found = (found")
