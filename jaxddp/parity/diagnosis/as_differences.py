@@ -93,11 +93,12 @@ def causes_of(ruling: Ruling, optimizer: TorchOptimizer, residual: float) -> Ite
     of_each = [_in_order(hypothesis.deviations, first.faults) for hypothesis in ruling.named]
     runner_up = next_best(ruling, residual)
     for position, deviation in enumerate(first.deviations):
-        names = {parts[position].kind: parts[position] for parts in reversed(of_each)}
-        alike = [names[kind] for kind in dict.fromkeys(parts[position].kind for parts in of_each)]
+        alike: dict[str, Deviation] = {}
+        for parts in of_each:
+            alike.setdefault(parts[position].kind, parts[position])
         lines = ruling.lines[position] if position < len(ruling.lines) else Lines()
         lines = where_stated(lines, deviation)
-        yield Cause.of(alike, worst, runner_up, optimizer, first.measured, lines)
+        yield Cause.of(alike.values(), worst, runner_up, optimizer, first.measured, lines)
 
 
 def _in_order(deviations: Sequence[Deviation], kinds: Sequence[str]) -> list[Deviation]:
