@@ -164,10 +164,11 @@ def _where(differences: Sequence[Difference]) -> tuple[tuple[str, int, str, str]
 def in_words(difference: Difference) -> str:
     """Return the cause of a difference and the residual that it leaves, or where an unexplained one is.
 
+    >>> from jaxddp.parity.deviation import Deviation
     >>> from jaxddp.parity.findings import Cause
     >>> in_words(Difference("update", 1, "fc.weight", 2e-3, 1e-12))
     'unexplained: update, step 1, fc.weight, residual 2e-3'
-    >>> cause = Cause(("eps_value",), ("eps 1e-5",), (), 6e-15)
+    >>> cause = Cause((Deviation("eps_value", "eps 1e-5"),), 6e-15)
     >>> in_words(Difference("update", 1, "fc.weight", 2e-3, 1e-12, cause=cause))
     'eps 1e-5 (residual 2e-3, with it 6e-15)'
     """

@@ -1,10 +1,11 @@
 """Findings of a check: plain data, from which the text, the page and the JSON file are made."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
-from jaxddp.parity.catalogue import EDITS, FAULTS, Known, TorchOptimizer
+from jaxddp.parity.catalogue import EDITS, FAULTS, TorchOptimizer
 from jaxddp.parity.coverage import Aspect, Beyond, Trial, WithoutEffect
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.operations import Lines, SegmentText
 from jaxddp.parity.quote import Quote
 
@@ -41,30 +42,40 @@ class Cause:
     """Cause of a difference: one fault, or several that this run cannot tell apart.
 
     Attributes:
-        names: names in the catalogue; several if any of them explains the difference. Faults that are present
-            together have a `Difference` each.
-        says: one line per name, with values ("weight decay 0.0001, the reference has 0.01").
-        fixes: one line per name: what the port should do instead.
+        deviations: the faults of which any explains the difference. Faults that are present together have a
+            `Difference` each.
         residual: the residual that the cause leaves unexplained.
         runner_up: the next best explanation and the residual that it leaves; None: there is no other.
         measured: what shows the cause, if it was not planted in the reference and replayed.
         jax, torch: the line of each side; None: unknown.
     """
 
-    names: tuple[str, ...]
-    says: tuple[str, ...]
-    fixes: tuple[str, ...]
+    deviations: tuple[Deviation, ...]
     residual: float
     runner_up: tuple[str, float] | None = None
     measured: str = ""
     jax: Quote | None = None
     torch: Quote | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names in the catalogue, one for each deviation."""
+        return tuple(one.kind for one in self.deviations)
+
+    @property
+    def says(self) -> tuple[str, ...]:
+        """One line for each deviation."""
+        return tuple(one.says for one in self.deviations)
+
+    @property
+    def fixes(self) -> tuple[str, ...]:
+        """What the port should do instead, one line for each deviation."""
+        return tuple(one.fix for one in self.deviations)
+
     @classmethod
     def of(
         cls,
-        names: Sequence[str],
-        says: Sequence[str],
+        deviations: Iterable[Deviation],
         residual: float,
         runner_up: tuple[str, float] | None = None,
         optimizer: TorchOptimizer | None = None,
@@ -72,11 +83,9 @@ class Cause:
         lines: Lines = Lines(),  # noqa: B008
     ) -> "Cause":
         """Return a cause with the fixes of the catalogue, for the reference's optimizer if that is known."""
-        known = (None if optimizer is None else Known(one, optimizer) for one in says)
         rows = FAULTS | EDITS
-        fixes = tuple(rows[name].fix_for(of_name) for name, of_name in zip(names, known, strict=True))
-        quotes = Quote.of(lines.jax), Quote.of(lines.torch)
-        return cls(tuple(names), tuple(says), fixes, residual, runner_up, measured, *quotes)
+        fixed = (replace(one, fix=one.fix or rows[one.kind].fix_for(one, optimizer)) for one in deviations)
+        return cls(tuple(fixed), residual, runner_up, measured, Quote.of(lines.jax), Quote.of(lines.torch))
 
 
 @dataclass(frozen=True)

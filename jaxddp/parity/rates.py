@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from jaxddp.parity.case_interface import AnyCase
-from jaxddp.parity.catalogue import EDITS
 from jaxddp.parity.coverage import Aspect, Beyond, Trial
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.findings import Cause, Difference
 from jaxddp.parity.jax_side.optimizer_line import JaxOptimizerLine
 from jaxddp.parity.jax_side.rates import CompareRates, CompareUpdates
@@ -140,8 +140,7 @@ def _numbers(difference: RateDifference) -> tuple[float, int, float, str]:
 
 
 def _difference(difference: RateDifference, says: str, lines: Lines) -> Difference:
-    fixes = (EDITS[FAULT].fix,)
-    cause = Cause((FAULT,), (says,), fixes, 0.0, None, MEASURED, *map(Quote.of, lines))
+    cause = Cause.of([Deviation(FAULT, says)], 0.0, measured=MEASURED, lines=lines)
     residual, step, allowed, tensor = _numbers(difference)
     return Difference(NAME, step, tensor, residual, allowed, cause=cause)
 

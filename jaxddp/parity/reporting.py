@@ -18,6 +18,7 @@ from jaxddp.parity.compare.idle import idle
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.compare.types import compare_types
 from jaxddp.parity.coverage import Aspect, Beyond, Trial, WithoutEffect
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.cause_lines import START, with_function_lines
 from jaxddp.parity.diagnosis.differences import find_differences, unexplained
 from jaxddp.parity.diagnosis.evaluation import evaluation_of
@@ -260,7 +261,7 @@ def _different_starts(runs: Runs, evidence: Evidence, searches: InterruptibleSea
     says = f"the replicas start from different weights, in {len(runs.starts)} tensors"
     measured = f"the replicas' start differs by {runs.starts[tensor]:.2g} in {tensor}"
     (lines,) = with_function_lines(evidence, searches, None, START).lines
-    cause = Cause.of(("different_start",), (says,), 0.0, measured=measured, lines=lines)
+    cause = Cause.of([Deviation("different_start", says)], 0.0, measured=measured, lines=lines)
     return [Difference("params", 0, tensor, runs.starts[tensor], 0.0, cause=cause, detail="before the first step")]
 
 

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.scoreboard.document import to_markdown
 from benchmarks.scoreboard.kept import Kept
 from benchmarks.scoreboard.unseen import UnseenScore, questions, scored
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.findings import Cause, Difference, Segment
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.report.report import Report
@@ -24,7 +25,8 @@ JAX, TORCH = (
 )
 LINES = Quote("convnext_jax.py", JAX), Quote("convnext_torch.py", TORCH)
 SEGMENT = Segment(("reduce_max",), ("mean",), *LINES, (), (0.0, 0.0), 1, "max(x)", "mean(x)")
-RIGHT = Cause(("other_function",), ("amax instead of mean",), ("",), 0.0, None, "", *LINES)
+LEFT_OUT = Deviation("other_function", "softmax left out")
+RIGHT = Cause((Deviation("other_function", "amax instead of mean"),), 0.0, None, "", *LINES)
 DIFFERENCE = Difference("local_loss", 1, "loss", 0.1, 1e-12, cause=RIGHT, segments=(SEGMENT,))
 SCORE = UnseenScore("a", "different", True, False, True, True, 1, (9.0, 2.0), ("amax instead of mean",))
 
@@ -42,7 +44,7 @@ def test_a_cause_with_the_words_and_lines_of_the_fault_is_right() -> None:
 @pytest.mark.parametrize(
     ("difference", "expected"),
     [
-        (replace(DIFFERENCE, cause=replace(RIGHT, says=("softmax left out",)), segments=()), "wrong"),
+        (replace(DIFFERENCE, cause=replace(RIGHT, deviations=(LEFT_OUT,)), segments=()), "wrong"),
         (replace(DIFFERENCE, cause=None), "not named"),
         (replace(DIFFERENCE, segments=(replace(SEGMENT, torch=("mul",) * 5),)), "large"),
         (replace(DIFFERENCE, cause=replace(RIGHT, jax=Quote("convnext_jax.py", 1)), segments=()), "line"),
@@ -57,7 +59,7 @@ def test_anything_else_is_not(difference: Difference, expected: str) -> None:
 
 
 def test_a_second_cause_must_be_right_too() -> None:
-    other = replace(DIFFERENCE, cause=replace(RIGHT, says=("softmax left out",)), segments=())
+    other = replace(DIFFERENCE, cause=replace(RIGHT, deviations=(LEFT_OUT,)), segments=())
     score = score_of(DIFFERENCE, other)
     assert score.wrong and not score.named
 

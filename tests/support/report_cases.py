@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from jaxddp.parity.deviation import Deviation, Value
 from jaxddp.parity.findings import ORDER, Cause, Difference, Layer, Numerics, Problem, Segment, StageResult
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.report.report import Report
@@ -72,9 +73,14 @@ EQUAL = Report(
     seconds=21.4,
 )
 DECAY = Cause(
-    ("decay_value",),
-    ("weight decay 0.0001, the reference has 0.01",),
-    ("set it explicitly on both sides: optax.adamw(lr, weight_decay=1e-2)",),
+    (
+        Deviation(
+            "decay_value",
+            "weight decay 0.0001, the reference has 0.01",
+            (Value("0.0001", "0.01", "AdamW", "weight_decay"),),
+            fix="set it explicitly on both sides: optax.adamw(lr, weight_decay=1e-2)",
+        ),
+    ),
     2.1e-15,
     ("decay_mask", 3.1e-4),
 )
@@ -130,9 +136,16 @@ NUMERIC = dataclasses.replace(
         Difference(
             "gradients", 2, "norm1.weight", 3e-6, 3e-7, "numeric",
             Cause(
-                ("fast_variance", "reduced_precision_matmul"),
-                ("the variance is E[x^2] - E[x]^2, which cancels at mean/sigma 10", "matrix products in TF32"),
-                ("set use_fast_variance=False", 'compare under jax.default_matmul_precision("highest")'),
+                (
+                    Deviation(
+                        "fast_variance", "the variance is E[x^2] - E[x]^2, which cancels at mean/sigma 10",
+                        fix="set use_fast_variance=False",
+                    ),
+                    Deviation(
+                        "reduced_precision_matmul", "matrix products in TF32",
+                        fix='compare under jax.default_matmul_precision("highest")',
+                    ),
+                ),
                 4e-8,
             ),
         ),
@@ -188,7 +201,8 @@ HARSH = Report(
         Difference(
             "samples", 1, HOSTILE, math.inf, 0.0, detail=HOSTILE, layer=dataclasses.replace(LAYER, jax=HOSTILE),
             cause=Cause(
-                (HOSTILE, "check_vma + nesterov"), (HOSTILE,) * 2, (HOSTILE,) * 2, 0.0, (HOSTILE, math.nan)
+                tuple(Deviation(x, HOSTILE, fix=HOSTILE) for x in (HOSTILE, "check_vma + nesterov")),
+                0.0, (HOSTILE, math.nan),
             ),
         ),
     ),

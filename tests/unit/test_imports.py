@@ -112,7 +112,7 @@ ORDER = [
     ["collectives", "layers", "losses", "schedules"],  # public names of modules in the folders
 ]
 PARITY_ORDER = [
-    ["lazy_arrays", "operations", "private_parts", "replaced_functions"],
+    ["deviation", "lazy_arrays", "operations", "private_parts", "replaced_functions"],
     ["graph", "stored_tensors", "sums", "quote", "idle_operations", "varied"],
     ["coverage", "held_types"],
     ["port", "records", "excerpts", "projections", "fingerprints", "catalogue", "environment", "family", "stopping"],

@@ -6,10 +6,10 @@ the fault is named if the reference, replayed with the same fault, reproduces wh
 
 from jaxddp.parity.catalogue import data, model, optimizer, reduction
 from jaxddp.parity.catalogue.edits import EDITS
-from jaxddp.parity.catalogue.fault import Fault, Known
+from jaxddp.parity.catalogue.fault import Fault
 from jaxddp.parity.catalogue.torch_optimizer import TorchOptimizer
 
-__all__ = ["EDITS", "FAULTS", "Fault", "Known", "TorchOptimizer", "is_of_optimizer"]
+__all__ = ["EDITS", "FAULTS", "Fault", "TorchOptimizer", "is_of_optimizer"]
 
 FAULTS: dict[str, Fault] = {**reduction.FAULTS, **optimizer.FAULTS, **data.FAULTS, **model.FAULTS}
 

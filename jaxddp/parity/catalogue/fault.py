@@ -1,21 +1,13 @@
 """Entries of the catalogue of faults."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from jaxddp.parity.catalogue.torch_optimizer import TorchOptimizer
+from jaxddp.parity.deviation import Deviation
 
-
-class Known(NamedTuple):
-    """Facts about a fault that was found, in addition to its name.
-
-    Attributes:
-        says: description of the fault, with its values.
-        optimizer: the reference's optimizer, applied to the tensors that the fault names.
-    """
-
-    says: str
-    optimizer: TorchOptimizer
+FixOf = Callable[[Deviation, TorchOptimizer], str]
 
 
 class Fault(NamedTuple):
@@ -26,13 +18,21 @@ class Fault(NamedTuple):
         fix: correct code or advice.
         thread: a public report of the fault, as owner/repository#number; "" if there is none.
         fix_of: returns the fix where it depends on the run, and "" where `fix` is right; None: `fix` is always right.
+        fixes: other fixes, by a deviation's `detail`.
     """
 
     title: str
     fix: str
     thread: str = ""
-    fix_of: Callable[[Known], str] | None = None
+    fix_of: FixOf | None = None
+    fixes: Mapping[str, str] = MappingProxyType({})
 
-    def fix_for(self, known: Known | None) -> str:
-        """Return the fix; `known` None: nothing is known about the run."""
-        return (known and self.fix_of and self.fix_of(known)) or self.fix
+    def fix_for(self, deviation: Deviation, optimizer: TorchOptimizer | None = None) -> str:
+        """Return the fix.
+
+        Args:
+            deviation: what a port with the fault does.
+            optimizer: the reference's, which updates the tensors that the fault names; None: unknown.
+        """
+        made = self.fix_of(deviation, optimizer) if self.fix_of and optimizer else ""
+        return made or self.fixes.get(deviation.detail, self.fix)

@@ -1,37 +1,17 @@
 """Faults of the model and its loss."""
 
-import re
+from jaxddp.parity.catalogue.fault import Fault
+from jaxddp.parity.catalogue.torch_optimizer import TorchOptimizer
+from jaxddp.parity.deviation import Deviation
 
-from jaxddp.parity.catalogue.fault import Fault, Known
-
-UPDATES = "though it updates them"  # for BatchNorm in training mode that normalises by its running statistics
-BY_BATCH = "BatchNorm by the batch's statistics, as in training"  # for a port whose reference is in eval()
-UNDER_ROOT = "under a root, eps"  # for a normalisation that is written by hand
-BY_ERF = "GELU by erf"  # for a port whose reference uses the tanh approximation
-
-
-def _batch_norm(known: Known) -> str:
-    if UPDATES not in known.says:
-        return ""
-    return (
-        "normalise by the statistics of the batch, and use the running ones in evaluation only: "
-        "jaxddp.nn.layers.BatchNorm(features), in linen as nnx.bridge.to_linen(jaxddp.nn.layers.BatchNorm, features, "
-        "skip_rng=True)"
-    )
+# Details of a deviation.
+UPDATES = "updates"  # BatchNorm in training mode that normalises by its running statistics
+BY_HAND = "by hand"  # a normalisation that is no layer
+BY_ERF = "erf"  # a GELU whose reference uses the tanh approximation
 
 
-def _gelu(known: Known) -> str:
-    return "use jax.nn.gelu(x, approximate=True), like the reference" if known.says.startswith(BY_ERF) else ""
-
-
-def _ignored(known: Known) -> str:
-    found = re.match(r"labels of (-?\d+) ", known.says)
-    return FAULTS["ignore_index"].fix.replace("-100", found[1]) if found else ""
-
-
-def _epsilon(known: Known) -> str:
-    by_hand = known.says.startswith(UNDER_ROOT)
-    return "add the reference's eps under the root: x / jnp.sqrt(variance + eps)" if by_hand else ""
+def _ignored(deviation: Deviation, _: TorchOptimizer) -> str:
+    return FAULTS["ignore_index"].fix.replace("-100", deviation.detail) if deviation.detail else ""
 
 
 FAULTS: dict[str, Fault] = {
@@ -50,7 +30,11 @@ FAULTS: dict[str, Fault] = {
         "BatchNorm normalises by its running statistics on one side and by the batch's on the other",
         "give each layer the reference's mode: model.train() or use_running_average=False where it trains, eval() or "
         "use_running_average=True where it is frozen",
-        fix_of=_batch_norm,
+        fixes={
+            UPDATES: "normalise by the statistics of the batch, and use the running ones in evaluation only: "
+            "jaxddp.nn.layers.BatchNorm(features), in linen as nnx.bridge.to_linen(jaxddp.nn.layers.BatchNorm, "
+            "features, skip_rng=True)"
+        },
     ),
     "batch_norm_sync": Fault(
         "BatchNorm computes its statistics over all replicas and the reference for each replica, or vice versa",
@@ -67,12 +51,12 @@ FAULTS: dict[str, Fault] = {
         "GELU uses the tanh approximation on one side and erf on the other",
         "use jax.nn.gelu(x, approximate=False) for torch's default",
         "jax-ml/jax#4428",
-        _gelu,
+        fixes={BY_ERF: "use jax.nn.gelu(x, approximate=True), like the reference"},
     ),
     "norm_epsilon": Fault(
         "the epsilon of a normalisation layer differs; LayerNorm's defaults are 1e-5 in torch and 1e-6 in flax",
         "set epsilon to the reference's eps: nnx.LayerNorm(features, epsilon=1e-5) for torch.nn.LayerNorm's default",
-        fix_of=_epsilon,
+        fixes={BY_HAND: "add the reference's eps under the root: x / jnp.sqrt(variance + eps)"},
     ),
     "same_padding": Fault(
         "'SAME' padding at stride 2 differs from symmetric padding",

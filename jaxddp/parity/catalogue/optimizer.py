@@ -1,11 +1,11 @@
 """Faults of the optimizer and its schedule."""
 
-import re
-from collections.abc import Callable
+from jaxddp.parity.catalogue.fault import Fault, FixOf
+from jaxddp.parity.catalogue.torch_optimizer import TorchOptimizer
+from jaxddp.parity.deviation import Deviation
 
-from jaxddp.parity.catalogue.fault import Fault, Known
-
-FixOf = Callable[[Known], str]
+COUNTED = "the elements that count"  # what a loss with weights is a mean over
+GRADIENTS = ("gradients", "local gradients", "reduced gradients")  # what a port may multiply after the loss
 CHOSEN = "where mask holds the tensors that torch decays"
 MASK = (
     f"{CHOSEN}: for matrices only, mask = lambda params: jax.tree.map(lambda p: p.ndim > 1, params); by name where "
@@ -17,45 +17,41 @@ MASK = (
 def _as_torchs(advice: str, *shown: str, rate: str = "lr") -> FixOf:
     """Return a fix: advice, then code that makes the reference's optimizer and always writes these options."""
 
-    def fix_of(known: Known) -> str:
-        code = known.optimizer.in_jax(*shown, rate=rate)
-        return code and f"{advice}: {code}{_mask_in_words(known)}"
+    def fix_of(deviation: Deviation, optimizer: TorchOptimizer) -> str:
+        code = optimizer.in_jax(*shown, rate=rate)
+        return code and f"{advice}: {code}{f', {CHOSEN}' if len(optimizer.decays) > 1 else ''}"
 
     return fix_of
 
 
-def _mask_in_words(known: Known) -> str:
-    return f", {CHOSEN}" if len(known.optimizer.decays) > 1 else ""
+def _decay(deviation: Deviation, optimizer: TorchOptimizer) -> str:
+    advice = "set weight_decay on both sides" if any(optimizer.decays) else "leave the weight decay out"
+    return _as_torchs(advice)(deviation, optimizer)
 
 
-def _decay(known: Known) -> str:
-    advice = "set weight_decay on both sides" if any(known.optimizer.decays) else "leave the weight decay out"
-    return _as_torchs(advice)(known)
-
-
-def _kind_of_decay(known: Known) -> str:
+def _kind_of_decay(deviation: Deviation, optimizer: TorchOptimizer) -> str:
     decoupled, coupled = "decouple the weight decay", "put the weight decay first, as an L2 penalty"
-    return _as_torchs(decoupled if known.optimizer.decouples else coupled)(known)
+    return _as_torchs(decoupled if optimizer.decouples else coupled)(deviation, optimizer)
 
 
-def _masked_decay(known: Known) -> str:
-    if len(known.optimizer.decays) == 1:
-        return _as_torchs("decay all tensors, without a mask")(known)
-    code = known.optimizer.in_jax()
-    too_many = re.search("acts on tensors with two or more dimensions, .*: it also acts on (.*)", known.says)
-    mask = f"{CHOSEN}: among the matrices, leave out {too_many[1]}" if too_many else MASK
+def _masked_decay(deviation: Deviation, optimizer: TorchOptimizer) -> str:
+    """Return the fix of a mask; the deviation's detail: the matrices that decay in the port only, if all do."""
+    if len(optimizer.decays) == 1:
+        return _as_torchs("decay all tensors, without a mask")(deviation, optimizer)
+    code = optimizer.in_jax()
+    mask = f"{CHOSEN}: among the matrices, leave out {deviation.detail}" if deviation.detail else MASK
     return code and f"decay the same tensors on both sides: {code}, {mask}"
 
 
-def _scale(known: Known) -> str:
-    if scaled := re.match("(?:local |reduced )?gradients times (.*)", known.says):
-        return f"leave the gradients as they are, without the factor {scaled[1]}"
-    found = re.match("a (?:sum|mean) over (.*), the reference takes the (sum|mean)", known.says)
-    if found is None:
-        return ""
-    over, kind = found.groups()
-    code = "(losses * weights).sum() / weights.sum()" if over == "the elements that count" else f"losses.{kind}()"
-    return f"take the {kind} over {over} in the port, like the reference: {code}"
+def _scale(deviation: Deviation, _: TorchOptimizer) -> str:
+    for value in deviation.values:
+        if not value.is_factor:
+            weighted, plain = "(losses * weights).sum() / weights.sum()", f"losses.{value.torch}()"
+            code = weighted if value.key == COUNTED else plain
+            return f"take the {value.torch} over {value.key} in the port, like the reference: {code}"
+        if value.key in GRADIENTS:
+            return f"leave the gradients as they are, without the factor {value.jax}"
+    return ""
 
 
 FAULTS: dict[str, Fault] = {

@@ -6,6 +6,7 @@ from itertools import islice
 import numpy as np
 
 from jaxddp.errors import listed
+from jaxddp.parity.deviation import Deviation, Value
 from jaxddp.parity.records import Tensors
 
 COMMON = 4  # factors up to this one have other causes too, such as the half in optax.l2_loss
@@ -17,25 +18,38 @@ MOST_PLATEAUS, MOST_TURNS = 4, 4  # factors listed
 Ratios = Mapping[str, Sequence[float]]
 
 
-def scaled(what: str, factor: float, sizes: Mapping[int, str]) -> str:
-    """Describe a factor; if it is a size of the batch, as a sum in place of a mean.
+def reduction(factor: float, sizes: Mapping[int, str]) -> tuple[str, str, Value | None]:
+    """Describe a factor that is a size of the batch, as a sum in place of a mean; another one by empty words.
 
     Args:
-        what: what is multiplied.
         factor: the factor.
         sizes: sizes of the batch, in words.
 
-    >>> scaled("loss times", 1 / 32, {32: "the batch"})
-    'a mean over the batch, the reference takes the sum: loss times 1/32'
-    >>> scaled("loss times", 2.0, {2: "the batch"}), scaled("loss times", 33.0, {2: "the batch"})
-    ('perhaps a sum over the batch, the reference takes the mean: loss times 2', 'loss times 33')
+    Returns:
+        The description, the factor as text, and "sum" and "mean" with what they are over; None: that is not certain.
     """
     for size, words in sizes.items():
         likely = "" if size > COMMON else "perhaps "
         for one, other, value, text in (("sum", "mean", size, f"{size}"), ("mean", "sum", 1 / size, f"1/{size}")):
             if np.isclose(factor, value, rtol=EQUAL, atol=0):
-                return f"{likely}a {one} over {words}, the reference takes the {other}: {what} {text}"
-    return f"{what} {factor:.10g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+                says = f"{likely}a {one} over {words}, the reference takes the {other}"
+                return says, text, None if likely else Value(one, other, key=words)
+    return "", "", None
+
+
+def scaled(what: str, factor: float, sizes: Mapping[int, str]) -> Deviation:
+    """Return what multiplies gradients by a factor; see `reduction`.
+
+    >>> scaled("loss", 1 / 32, {32: "the batch"}).says
+    'a mean over the batch, the reference takes the sum: loss times 1/32'
+    >>> [scaled("loss", x, {2: "the batch"}).says for x in (2.0, 33.0)]
+    ['perhaps a sum over the batch, the reference takes the mean: loss times 2', 'loss times 33']
+    """
+    number = f"{factor:.10g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+    says, text, value = reduction(factor, sizes)
+    times = Value(number, "1", key="" if says else what, is_factor=True)
+    values = (times,) if value is None else (value, times)
+    return Deviation("loss_scale", f"{says}{': ' * bool(says)}{what} times {text or number}", values)
 
 
 def pattern(steps: Iterable[tuple[Tensors, Tensors]], sizes: Mapping[int, str] | None = None) -> str:
@@ -64,7 +78,7 @@ def pattern(steps: Iterable[tuple[Tensors, Tensors]], sizes: Mapping[int, str] |
     said += _by_factor(differing, len(ratios) - len(frozen))
     factors = np.array([*differing.values()]).ravel()
     if factors.size and np.allclose(factors, factors[0], rtol=EQUAL, atol=0):
-        said += filter(None, [scaled("", factors[0], sizes or {}).rpartition(":")[0]])
+        said += filter(None, reduction(factors[0], sizes or {})[:1])
     return "; ".join(said)
 
 

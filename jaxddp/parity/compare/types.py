@@ -6,9 +6,10 @@ from typing import NamedTuple
 from jaxddp.errors import listed
 from jaxddp.parity.compare.judge import states_of_kind
 from jaxddp.parity.coverage import Aspect
+from jaxddp.parity.deviation import Deviation, Value
 from jaxddp.parity.findings import Cause, Difference
 from jaxddp.parity.held_types import KINDS, HeldType, HeldTypes
-from jaxddp.parity.quote import Quote
+from jaxddp.parity.operations import Lines
 
 Pair = tuple[str, HeldType, HeldType]  # a name in torch, its type in torch, and in jax
 STAGE = "types"
@@ -100,8 +101,9 @@ def _difference(kind: str, pairs: list[Pair]) -> Difference:
     more = f" and {others:,} other{'s' * (others > 1)}" if others else ""
     says = f"{tensor}{of}{more}: {jax.dtype} in jax, {torch.dtype} in torch"
     measured = f"the types of {'them' if others else 'it'} as each side makes {'them' if others else 'it'}"
-    quotes = Quote.of(jax.line), Quote.of(torch.line)
-    cause = Cause(("types",), (says,), (_fix(kind, name, torch.dtype, jax.dtype),), 0.0, None, measured, *quotes)
+    fix, values = _fix(kind, name, torch.dtype, jax.dtype), (Value(jax.dtype, torch.dtype, key=kind),)
+    types = Deviation("types", says, values, tensor, fix=fix)
+    cause = Cause.of([types], 0.0, measured=measured, lines=Lines(jax.line, torch.line))
     return Difference(STAGE, 0, tensor, float("nan"), float("nan"), cause=cause)
 
 

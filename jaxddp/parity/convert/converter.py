@@ -29,7 +29,7 @@ class NamesError(InputError):
         names: the table that did not help.
 
     Attributes:
-        says: the message without the table.
+        says: the message without the table; `why`: without its subject, too.
         unpaired: the arrays without a twin.
     """
 
@@ -40,7 +40,8 @@ class NamesError(InputError):
         )
         unmapped = [*match.unmapped.values()]
         lacking = [says for name, says in match.lacking.items() if not any(f"torch's {name} " in x for x in unmapped)]
-        self.says = f"names: {'; '.join(listed(problems) for problems in (unmapped, lacking) if problems)}"
+        self.why = "; ".join(listed(problems) for problems in (unmapped, lacking) if problems)
+        self.says = f"names: {self.why}"
         table = self.propose().certain(names)
         super().__init__(f"{self.says}; perhaps names = {table}" if table != names else self.says)
 

@@ -6,8 +6,9 @@ from jaxddp.parity.catalogue import TorchOptimizer
 from jaxddp.parity.compare.examples import examples_in_words
 from jaxddp.parity.compare.judge import Located
 from jaxddp.parity.compare.patterns import pattern
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.evidence import Evidence
-from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
+from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.findings import Cause, Difference, Segment
 from jaxddp.parity.operations import Lines
 from jaxddp.parity.quote import Quote
@@ -77,7 +78,8 @@ def _optimizer(evidence: Evidence, located: Located) -> TorchOptimizer:
 def next_best(ruling: Ruling, residual: float) -> tuple[str, float] | None:
     """Return the next best explanation and the residual that it leaves, if the reference without a fault leaves more.
 
-    >>> other = Hypothesis(("decay_mask",), "weight decay acts on biases", 3e-4)
+    >>> from jaxddp.parity.diagnosis.search.decide import Hypothesis
+    >>> other = Hypothesis((Deviation("decay_mask", "weight decay acts on biases"),), 3e-4)
     >>> next_best(Ruling((), other), 6.6e-4), next_best(Ruling((), other), 3.1e-4)
     (('weight decay acts on biases', 0.0003), None)
     """
@@ -87,31 +89,28 @@ def next_best(ruling: Ruling, residual: float) -> tuple[str, float] | None:
 
 def causes_of(ruling: Ruling, optimizer: TorchOptimizer, residual: float) -> Iterator[Cause]:
     """Yield the faults of a named ruling that are present at once, each with the names that cannot be told apart."""
-    of_each = [_in_order(hypothesis, ruling.named[0].faults) for hypothesis in ruling.named]
+    first, worst = ruling.named[0], max(hypothesis.residual for hypothesis in ruling.named)
+    of_each = [_in_order(hypothesis.deviations, first.faults) for hypothesis in ruling.named]
     runner_up = next_best(ruling, residual)
-    for position in range(len(ruling.named[0].faults)):
-        says: dict[str, str] = {}
+    for position, deviation in enumerate(first.deviations):
+        alike: dict[str, Deviation] = {}
         for parts in of_each:
-            says.setdefault(*parts[position])
-        first, worst = ruling.named[0], max(hypothesis.residual for hypothesis in ruling.named)
+            alike.setdefault(parts[position].kind, parts[position])
         lines = ruling.lines[position] if position < len(ruling.lines) else Lines()
-        lines = where_stated(lines, says[first.faults[position]])
-        yield Cause.of(tuple(says), tuple(says.values()), worst, runner_up, optimizer, first.measured, lines)
+        lines = where_stated(lines, deviation)
+        yield Cause.of(alike.values(), worst, runner_up, optimizer, first.measured, lines)
 
 
-def _in_order(hypothesis: Hypothesis, faults: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (fault, line) pairs, with each fault that is in `faults` at its position there.
+def _in_order(deviations: Sequence[Deviation], kinds: Sequence[str]) -> list[Deviation]:
+    """Return deviations, each whose kind is in `kinds` at its position there.
 
-    >>> _in_order(Hypothesis(("factor", "eps", "factor"), "x times 2; eps 1; y times 3", 0.0), ("eps", "factor", "a"))
-    [('eps', 'eps 1'), ('factor', 'x times 2'), ('factor', 'y times 3')]
+    >>> deviations = [Deviation("factor", "2"), Deviation("eps", "1"), Deviation("factor", "3")]
+    >>> [one.says for one in _in_order(deviations, ("eps", "factor", "a"))]
+    ['1', '2', '3']
     """
-    says = hypothesis.says.split("; ")
-    one_each = len(says) == len(hypothesis.faults)
-    left = [(fault, says[i] if one_each else hypothesis.says) for i, fault in enumerate(hypothesis.faults)]
-    pairs: list[tuple[str, str] | None] = []
-    for fault in faults:
-        part = next((part for part in left if part[0] == fault), None)
-        pairs.append(part)
-        if part is not None:
-            left.remove(part)
-    return [part or left.pop(0) for part in pairs]
+    left, ordered = [*deviations], list[Deviation | None]()
+    for kind in kinds:
+        ordered.append(next((one for one in left if one.kind == kind), None))
+        if ordered[-1] is not None:
+            left.remove(ordered[-1])
+    return [one or left.pop(0) for one in ordered]

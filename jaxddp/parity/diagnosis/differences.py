@@ -8,8 +8,11 @@ import numpy as np
 
 from jaxddp.errors import listed
 from jaxddp.parity.case_interface import LOCAL_STAGES
+from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, beyond_excerpts, beyond_local_excerpts, reference_clipping
 from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located
+from jaxddp.parity.compare.layers import first_difference
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.as_differences import CUT_SHORT, as_differences, joined
 from jaxddp.parity.diagnosis.cause_lines import (
     CLIPPED,
@@ -25,7 +28,6 @@ from jaxddp.parity.diagnosis.cause_lines import (
     with_optimizer_lines,
 )
 from jaxddp.parity.diagnosis.evidence import Evidence
-from jaxddp.parity.diagnosis.first_layer import first_layer
 from jaxddp.parity.diagnosis.forward.rank_job import ForwardDiagnosis
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.micro_batches import over_of
@@ -34,11 +36,14 @@ from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_u
 from jaxddp.parity.diagnosis.reduction.reduction_causes import SHOWN, ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
-from jaxddp.parity.findings import ORDER, Difference, Problem
+from jaxddp.parity.findings import ORDER, Difference, Layer, Problem
 from jaxddp.parity.jax_side.child import Micro
+from jaxddp.parity.jax_side.layers import JaxLayers
 from jaxddp.parity.jax_side.port_lines import StepCollectives
+from jaxddp.parity.processes import ChildError
 from jaxddp.parity.progress import CAUSES
 from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, Tensors, total_loss
+from jaxddp.parity.torch_side.layers import TorchLayers
 from jaxddp.parity.workers import Workers
 
 NOT_SEARCHED = "a search, which this check leaves out"
@@ -166,7 +171,7 @@ def _restored(evidence: Evidence, searches: InterruptibleSearches) -> Ruling | N
     each = [f"{name} from {x:.6g} to {y:.6g}" for name, (x, y) in changed.items()]
     says = f"restoring after step {at} changes {listed([*changed], joint=', ')}"
     measured = f"jax_restore, which must return the state that it is given, changes {listed(each, joint=', ')}"
-    ruling = Ruling((Hypothesis(("resume_lost_state",), says, 0.0, measured=measured),), None)
+    ruling = Ruling((Hypothesis((Deviation("resume_lost_state", says),), 0.0, measured=measured),), None)
     return with_function_lines(evidence, searches, ruling, RESTORE)
 
 
@@ -287,3 +292,28 @@ def _of_all(evidence: Evidence, record: StoredRecord, stage: str) -> Tensors:
     spread, world_size = record["spread"], evidence.case.world_size
     same = {name: np.broadcast_to(value, (world_size, *value.shape)) for name, value in record[stage].items()}
     return {name: spread.get(f"{stage}:{name}", value) for name, value in same.items()}
+
+
+def first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer | None, int, str] | None:
+    """Return `first_difference` on the replica whose loss differs most, and casts that only jax makes.
+
+    None for a built-in model.
+    """
+    if not isinstance(evidence.case, PortCase):
+        return None
+    torch_loss, jax_loss = (total_loss(of_side[step]) for of_side in (evidence.torch, evidence.jax))
+    same = evidence.judgement.same_examples[step]
+    rank = max(same, key=lambda rank: abs(jax_loss[rank] - torch_loss[rank]))
+    scratch = Scratch()
+    of_torch, of_jax = scratch.path / "torch", scratch.path / "jax"
+    job = (evidence.start, evidence.torch_folder)
+    workers.jax.start(JaxLayers(evidence.case, *job, of_jax, step, rank))
+    try:
+        workers.torch.do(TorchLayers(evidence.case.torch_source, *job, of_torch, step, rank, evidence.case.world_size))
+    except ChildError:
+        workers.jax.wait()  # or the next job would receive this answer
+        raise
+    workers.jax.wait()
+    jax = Records([of_jax])[0]
+    casts = (f"jax computes in {dtype} at {where}, and torch does not" for dtype, where in jax.notes["casts"].items())
+    return *first_difference(Records([of_torch])[0], jax, jax.notes["twins"]), "; ".join(casts)

@@ -9,6 +9,7 @@ from typing import Any
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.evaluation import ALLOWED, Output, compared, not_compared, padded
 from jaxddp.parity.coverage import Aspect
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.cause_lines import with_function_lines
 from jaxddp.parity.diagnosis.differences import NOT_SEARCHED
 from jaxddp.parity.diagnosis.evidence import Evidence
@@ -234,7 +235,7 @@ def _difference(
     if cause is None:
         return Difference(*where, detail=detail, jax=jax, torch=torch, needs="" if causes else NOT_SEARCHED)
     says, fix, measured = cause
-    known = Cause((STAGE,), (says,), (fix,), 0.0, measured=measured, jax=jax, torch=torch)
+    known = Cause((Deviation(STAGE, says, fix=fix),), 0.0, measured=measured, jax=jax, torch=torch)
     return Difference(*where, detail=detail, cause=known)
 
 

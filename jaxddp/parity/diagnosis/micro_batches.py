@@ -13,9 +13,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jaxddp.parity.catalogue.optimizer import COUNTED
+from jaxddp.parity.deviation import Deviation, Value
+
 MICRO_BATCH, RANK, ALL = "micro_batch", "rank", "global"
-STALE = "stale_parameters", "gradients at the parameters of the step before"  # fault, description
-SUMMED = "loss_scale", "a sum over the elements that count, the reference takes the mean"  # over each micro-batch
+STALE = Deviation("stale_parameters", "gradients at the parameters of the step before")
+# Over each micro-batch.
+SUMMED = Deviation(
+    "loss_scale", f"a sum over {COUNTED}, the reference takes the mean", (Value("sum", "mean", key=COUNTED),)
+)
 # Range of a mean -> the fault of a port that has it in place of the reference's, and the mean in words.
 OVER = {
     MICRO_BATCH: ("mean_per_micro_batch", "a mean over each micro-batch's elements"),
@@ -29,29 +35,29 @@ def over_of(loss_normalization: str) -> str:
     return ALL if loss_normalization == "global" else MICRO_BATCH
 
 
-def other_means(reference: str, world_size: int, micro_batches: int) -> Iterator[tuple[str, str, str]]:
-    """Yield range, fault and description of each mean that differs from the reference's.
+def other_means(reference: str, world_size: int, micro_batches: int) -> Iterator[tuple[str, Deviation]]:
+    """Yield each mean that differs from the reference's: its range, and the fault.
 
-    >>> [over for over, _, _ in other_means(MICRO_BATCH, 2, 1)], [over for over, _, _ in other_means(ALL, 2, 1)]
+    >>> [over for over, _ in other_means(MICRO_BATCH, 2, 1)], [over for over, _ in other_means(ALL, 2, 1)]
     (['global'], ['rank'])
     """
     distinct = [MICRO_BATCH] * (micro_batches > 1) + [RANK] + [ALL] * (world_size > 1)
     for over in distinct:
         if over != (reference if reference in distinct else RANK):
             fault, what = OVER[over]
-            yield over, fault, f"{what}, the reference has {OVER[reference][1]}"
+            yield over, Deviation(fault, f"{what}, the reference has {OVER[reference][1]}")
 
 
-def not_divided(micro_batches: int) -> tuple[str, float, str]:
-    """Return fault, factor of the gradients, and description of micro-batches that are added up."""
+def not_divided(micro_batches: int) -> tuple[Deviation, float]:
+    """Return micro-batches that are added up, and the factor of the gradients."""
     says = f"the gradients of {micro_batches} micro-batches are added and not divided"
-    return "accumulation_not_divided", micro_batches, says
+    return Deviation("accumulation_not_divided", says), micro_batches
 
 
-def summed_in_loss(world_size: int) -> tuple[str, float, str]:
-    """Return fault, factor of the local gradients, and description of a loss that is summed over the replicas."""
+def summed_in_loss(world_size: int) -> tuple[Deviation, float]:
+    """Return a loss that is summed over the replicas, and the factor of the local gradients."""
     says = f"the differentiated loss holds a sum over replicas: local gradients times {world_size}"
-    return "collective_in_loss", world_size, says
+    return Deviation("collective_in_loss", says, (Value(f"{world_size}", "1", is_factor=True),)), world_size
 
 
 def weights(over: str, counts: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN, ForwardDiagnosis
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.optimizer.update import explain_one_of
-from jaxddp.parity.diagnosis.reduction.optimizer_gradients import Received, explain_received
+from jaxddp.parity.diagnosis.reduction.reduction_causes import Received, explain_received
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.findings import Difference
 from jaxddp.parity.records import NUMBER, Lazy, Tensors, of_loss
@@ -182,7 +182,9 @@ def _of_tensors(ruling: Ruling, names: Sequence[str]) -> Ruling:
     """Add to the words of causes which tensors they are about."""
     first = names[0].partition(".")[0]
     where = f" in the update of {first}.*" if len(names) > 1 else f" in the update of {names[0]}"
-    return replace(ruling, named=tuple(replace(one, says=f"{one.says}{where}") for one in ruling.named))
+    named = ([replace(of, says=f"{of.says}{where}") for of in one.deviations] for one in ruling.named)
+    both = zip(ruling.named, named, strict=True)
+    return replace(ruling, named=tuple(replace(one, deviations=tuple(deviations)) for one, deviations in both))
 
 
 def _first(evidence: Evidence, names: Collection[str]) -> Located | None:

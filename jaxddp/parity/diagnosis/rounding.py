@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from jaxddp.errors import listed
 from jaxddp.parity.compare.numerics import ALLOWED, EPSILON
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Cause, Difference, Numerics
@@ -54,4 +55,4 @@ def _cause(found: RoundedLines, torch: float) -> Cause:
     lines = listed([str(line) for line in found.dtypes], SHOWN, ", ")
     distances = f"{found.after:.0e} from those in float64, not {found.before:.0e}; torch's {torch:.0e}"
     measured = f"with {lines} computed in float64, the gradients are {distances}"
-    return Cause.of((name,), (says,), found.after, measured=measured, lines=Lines(last))
+    return Cause.of([Deviation(name, says)], found.after, measured=measured, lines=Lines(last))

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.fingerprints import IDS, Fingerprints, differing_share, differing_shares, identifying, together
 
@@ -44,7 +45,7 @@ def explain_samples(evidence: SampleEvidence) -> Ruling:
     if lengths := _cut_off(evidence):
         says = "the examples at the end of an epoch: cut off on one side, filled up on the other"
         measured = f"each replica gets {lengths[0]} examples per epoch in jax and {lengths[1]} in torch"
-        hypotheses.append(Hypothesis(("padding_or_dropping",), says, 0.0, measured=measured))
+        hypotheses.append(Hypothesis((Deviation("padding_or_dropping", says),), 0.0, measured=measured))
     return decide([hypothesis for hypothesis in hypotheses if hypothesis is not None], floor=0.0)
 
 
@@ -87,7 +88,7 @@ def _hypothesis(
     steps = sum(expected(step) is not None for step in range(len(evidence.jax)))
     which = f"all {steps}" if steps == len(evidence.jax) else f"{steps} of {len(evidence.jax)}"
     measured = f"the examples of {which} steps are torch's with this fault, by their fingerprints"
-    return Hypothesis((fault,), says, unexplained, measured=measured)
+    return Hypothesis((Deviation(fault, says),), unexplained, measured=measured)
 
 
 def _expectations(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectation]]:

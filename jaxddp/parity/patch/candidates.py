@@ -1,15 +1,16 @@
 """Candidates of a patch: texts of the JAX file in which what a cause names is edited, the likeliest first."""
 
 import ast
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 from jaxddp.parity.catalogue import is_of_optimizer
+from jaxddp.parity.deviation import Value
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.patch import edits
-from jaxddp.parity.patch.optimizers import imports, makes_optimizer, optimizer_edits
+from jaxddp.parity.patch.optimizers import calls_in, imports, makes_optimizer, optimizer_edits
 from jaxddp.parity.patch.transplant import Mirror
 from jaxddp.parity.user_code.file_text import Edit, FileText, calls, last_name
-from jaxddp.parity.user_code.said import Said, code_of, options_of, values_of
 
 FIRST = 2  # statements to which edits that a name suggests are made before those that mirror torch
 NEAR = 12  # statements whose operators and orders are edited, from the quoted one on
@@ -22,7 +23,7 @@ def candidates(text: str, line: int, cause: Cause, torch: tuple[str, int] | None
     Args:
         text: the file.
         line: the line that the cause quotes.
-        cause: names, words and fixes.
+        cause: its names, values and fixes.
         torch: text of the torch file and the line that is quoted of it; None: unknown.
 
     Raises:
@@ -52,23 +53,18 @@ def _edits(source: FileText, line: int, cause: Cause, torch: tuple[str, int] | N
     mirror = _mirror(source, torch)
     if mirror is not None and torch is not None:
         near[1:1] = [x for x in mirror.twin(torch[1]) if x not in near]
-    said = [one for says in cause.says for one in values_of(says)]
-    for one in said:
-        if one.is_factor:
+    values = [value for deviation in cause.deviations for value in deviation.values]
+    for one in values:
+        if _is_extra(one):
             yield from _of_factor(source, near[:FIRST], one)
             continue
-        for statement in near[:FIRST]:
-            yield from edits.numbers(source, statement, one.port, one.torch)
+        yield from _numbers(source, near[:FIRST], one)
         yield from _of_functions(source, near, one)
         yield from _of_options(source, near, one)
-        for statement in near:
-            yield from edits.numbers(source, statement, one.port, one.torch)
-        every = [edit for x in source.statements for edit in edits.numbers(source, x, one.port, one.torch)]
-        if len(every) > 1 and not _overlap(every):
-            yield every
-    together = [x for one in said for x in edits.numbers(source, near[0], one.port, one.torch)]
-    if len(said) > 1 and together and not _overlap(together):
-        yield together
+        yield from _numbers(source, near, one)
+        yield from _at_once([*_numbers(source, source.statements, one)])
+    if len(values) > 1:
+        yield from _at_once([edit for one in values for edit in _numbers(source, near[:1], one)], least=1)
     yield from _of_names(source, near[:FIRST], cause)
     yield from _of_fixes(source, near, cause)
     if any(map(is_of_optimizer, cause.names)) or makes_optimizer(near[0]):
@@ -76,14 +72,14 @@ def _edits(source: FileText, line: int, cause: Cause, torch: tuple[str, int] | N
         yield from optimizer_edits(source, [*near, *makers], cause, mirror.torch if mirror is not None else None)
     elif mirror is not None and torch is not None:
         yield from mirror.edits(line, torch[1])
-    for one in said:
-        yield from _of_factor(source, near, one) if one.is_factor else ()
+    for one in values:
+        yield from _of_factor(source, near, one) if _is_extra(one) else ()
     yield from _of_names(source, near[:NEAR], cause)
     if mirror is not None:
         yield from mirror.of_constants()
-    for one in said:
+    for one in values:
         for statement in near:
-            yield from edits.scaled(source, statement, one.port, one.torch)
+            yield from edits.scaled(source, statement, one.jax, one.torch)
     for statement in near[:NEAR]:
         yield from edits.swapped(source, statement)
         yield from edits.operators(source, statement)
@@ -91,13 +87,31 @@ def _edits(source: FileText, line: int, cause: Cause, torch: tuple[str, int] | N
         yield from edits.flags(source, statement)
 
 
-def _of_factor(source: FileText, near: Sequence[ast.stmt], said: Said) -> Iterator[Edit]:
+def _numbers(source: FileText, statements: Iterable[ast.stmt], value: Value) -> Iterator[Edit]:
+    for statement in statements:
+        yield from edits.numbers(source, statement, value.jax, value.torch)
+
+
+def _at_once(every: Sequence[Edit], least: int = 2) -> Iterator[Sequence[Edit]]:
+    """Yield edits as one, if there are so many at least and none is within another."""
+    nodes = [node for node, _ in every]
+    overlap = any(one is not other and one in ast.walk(other) for one in nodes for other in nodes)
+    if len(every) >= least and not overlap:
+        yield every
+
+
+def _is_extra(value: Value) -> bool:
+    """Return whether a value is a factor that the reference does not have."""
+    return value.is_factor and value.torch == "1"
+
+
+def _of_factor(source: FileText, near: Sequence[ast.stmt], factor: Value) -> Iterator[Edit]:
     """Yield what undoes a factor: a mean for a sum, the operation with a number left out, another number."""
     for statement in near:
         yield from edits.swapped(source, statement)
         yield from edits.factors(source, statement)
     for statement in near:
-        yield from edits.scaled(source, statement, said.port, said.torch)
+        yield from edits.scaled(source, statement, factor.jax, factor.torch)
 
 
 def _mirror(source: FileText, torch: tuple[str, int] | None) -> Mirror | None:
@@ -109,44 +123,38 @@ def _mirror(source: FileText, torch: tuple[str, int] | None) -> Mirror | None:
         return None
 
 
-def _of_options(source: FileText, near: Sequence[ast.stmt], said: Said) -> Iterator[Edit | Sequence[Edit]]:
+def _of_options(source: FileText, near: Sequence[ast.stmt], given: Value) -> Iterator[Edit | Sequence[Edit]]:
     """Yield the option that the cause names, with the reference's value, in one call, and in all calls of its name."""
-    call = edits.jax_name(said.call)
-    for name in edits.OPTIONS.get(said.option, (said.option,)) if said.option else ():
-        for value in _values(said, name):
+    call = edits.jax_name(given.call)
+    for name in edits.OPTIONS.get(given.key, (given.key,)) if call and given.key else ():
+        for value in _values(given, name):
             of_all = [[*edits.option(source, x, call, name, value)] for x in near]
             yield from (edit for of_one in of_all for edit in of_one)
             for statement in near:
                 for other in calls(statement):
                     if any(keyword.arg == name for keyword in other.keywords):
                         yield other, edits.with_option(source, other, name, value)
-            every = [edit for x in source.statements for edit in edits.option(source, x, call, name, value)]
-            if len(every) > 1 and not _overlap(every):
-                yield every
+            yield from _at_once([one for x in source.statements for one in edits.option(source, x, call, name, value)])
 
 
-def _values(said: Said, name: str) -> Iterator[str]:
-    yield edits.PADDINGS.get(said.torch, said.torch) if name == "padding" else said.torch
-    number = edits.number_in(said.torch)
+def _values(given: Value, name: str) -> Iterator[str]:
+    yield edits.PADDINGS.get(given.torch, given.torch) if name == "padding" else given.torch
+    number = edits.number_in(given.torch)
     if name in ("momentum", "rate") and number is not None:  # what one library keeps, another one replaces
         yield f"{1 - number:.10g}"
 
 
-def _overlap(found: Sequence[Edit]) -> bool:
-    nodes = [node for node, _ in found]
-    return any(one is not other and one in ast.walk(other) for one in nodes for other in nodes)
-
-
-def _of_functions(source: FileText, near: Sequence[ast.stmt], said: Said) -> Iterator[Edit]:
+def _of_functions(source: FileText, near: Sequence[ast.stmt], names: Value) -> Iterator[Edit]:
+    for statement in near if names.torch.isidentifier() else ():
+        yield from edits.function(source, statement, edits.jax_name(names.jax), edits.jax_name(names.torch))
     for statement in near:
-        yield from edits.function(source, statement, edits.jax_name(said.port), edits.jax_name(said.torch))
-        yield from edits.strings(source, statement, said.port, said.torch)
+        yield from edits.strings(source, statement, names.jax, names.torch)
 
 
 def _of_fixes(source: FileText, near: Sequence[ast.stmt], cause: Cause) -> Iterator[Edit | Sequence[Edit]]:
     """Yield the options and functions of the fix's code, in calls of the same name."""
     for fix in cause.fixes:
-        code = [*code_of(fix)]
+        code = [*calls_in(fix)]
         pairs = [
             (last_name(one.func), keyword.arg, ast.unparse(keyword.value)) for one in code for keyword in one.keywords
         ]
@@ -155,8 +163,7 @@ def _of_fixes(source: FileText, near: Sequence[ast.stmt], cause: Cause) -> Itera
             every = [edit for x in source.statements for edit in edits.option(source, x, name, str(option), value)]
             yield from (edit for x in near for edit in edits.option(source, x, name, str(option), value))
             yield from every
-            if len(every) > 1 and not _overlap(every):
-                yield every
+            yield from _at_once(every)
         for one in code:
             yield from _of_other_modules(source, ast.unparse(one.func))
         for option, value in options_of(fix):
@@ -164,6 +171,15 @@ def _of_fixes(source: FileText, near: Sequence[ast.stmt], cause: Cause) -> Itera
                 for call in calls(statement):
                     if any(keyword.arg == option for keyword in call.keywords):
                         yield call, edits.with_option(source, call, option, value)
+
+
+def options_of(fix: str) -> Iterator[tuple[str, str]]:
+    """Yield the options that a fix names outside of a call.
+
+    >>> [*options_of("use momentum=0.9 in nnx.BatchNorm")]
+    [('momentum', '0.9')]
+    """
+    yield from re.findall(r"(?<![\w.])([a-z]\w*)=((?:\(\(.*?\)\))|[\w.\-]+)", fix)
 
 
 def _of_other_modules(source: FileText, function: str) -> Iterator[Sequence[Edit]]:

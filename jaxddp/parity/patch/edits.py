@@ -22,6 +22,7 @@ FUNCTIONS = {
     **{"amax": "max", "amin": "min", "cat": "concatenate", "hardsigmoid": "hard_sigmoid", "hardtanh": "hard_tanh"},
     **{"hardswish": "hard_swish", "hardsilu": "hard_silu", "div": "divide", "mul": "multiply", "sub": "subtract"},
     **{"clamp": "clip", "layer_norm": "LayerNorm", "group_norm": "GroupNorm", "batch_norm": "BatchNorm"},
+    **{"rms_norm": "RMSNorm", "instance_norm": "InstanceNorm"},
 }
 PADDINGS = {"'circular'": '"CIRCULAR"', "'constant'": '"SAME"', "'reflect'": '"REFLECT"'}
 INVERSE = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*"}

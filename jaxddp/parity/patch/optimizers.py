@@ -1,13 +1,14 @@
 """Edits of the statement that makes an optimizer, after the code of a fix."""
 
 import ast
+import contextlib
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.patch import edits
 from jaxddp.parity.user_code.file_text import Edit, FileText, calls, last_name
-from jaxddp.parity.user_code.said import code_of
 
 MODULES = ("jax", "jaxddp.nn.layers", "jaxddp.optim", "jaxddp.schedules", "optax")  # that an edit may need
 RATES = ("lr", "schedule")  # names of the learning rate in the code of a fix
@@ -33,6 +34,19 @@ def makes_optimizer(statement: ast.stmt) -> bool:
     return any(last_name(call.func) in WITH_RATE for call in calls(statement))
 
 
+def calls_in(fix: str) -> Iterator[ast.Call]:
+    """Yield the calls that the text of a fix has as code, the outer ones first.
+
+    >>> [ast.unparse(call) for call in calls_in("use jax.nn.gelu(x, approximate=False) for torch's default")]
+    ['jax.nn.gelu(x, approximate=False)']
+    """
+    for found in re.finditer(r"[A-Za-z_][\w.]*\(", fix):
+        for end in re.compile(r"\)").finditer(fix, found.end()):
+            with contextlib.suppress(SyntaxError):
+                yield ast.parse(fix[found.start() : end.end()], mode="eval").body  # type: ignore[misc]
+                break
+
+
 def optimizer_edits(
     source: FileText, near: Sequence[ast.stmt], cause: Cause, torch: FileText | None
 ) -> Iterator[Edit | Sequence[Edit]]:
@@ -44,7 +58,7 @@ def optimizer_edits(
         cause: cause of the difference.
         torch: the torch file; None: unknown.
     """
-    fixes = [call for fix in cause.fixes for call in itertools.islice(code_of(fix), 1)]
+    fixes = [call for fix in cause.fixes for call in itertools.islice(calls_in(fix), 1)]
     for statement in near:
         yield from _of_code(source, statement, fixes)
     for statement in near:

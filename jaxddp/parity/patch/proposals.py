@@ -22,7 +22,7 @@ from jaxddp.parity.user_code.homes import home_of_stage
 
 MOST = 40  # edits of one difference that are tried
 EACH = 6  # edits of each cause that are tried, where several make one difference
-UNKNOWN = Cause((), (), (), 0.0)  # of a difference that has none: the two files show what may be edited
+UNKNOWN = Cause((), 0.0)  # of a difference that has none: the two files show what may be edited
 NO_LINE = "the line of the JAX side is not known"
 NOT_BESIDE = "{} is not in the folder of the port"
 NO_EDIT = "none of the {} edits that were tried removes the difference"

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxddp.parity.compare.clipping import Clipping
 from jaxddp.parity.compare.residuals import norm
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
     OptimizerEvidence,
     OptimizerStep,
@@ -17,8 +18,12 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
 )
 from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
 from jaxddp.parity.diagnosis.reduction.faults import wrong_means
-from jaxddp.parity.diagnosis.reduction.optimizer_gradients import explain_received
-from jaxddp.parity.diagnosis.reduction.reduction_causes import ReductionRecipe, ReductionStep, explain_reduction
+from jaxddp.parity.diagnosis.reduction.reduction_causes import (
+    ReductionRecipe,
+    ReductionStep,
+    explain_received,
+    explain_reduction,
+)
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
@@ -49,7 +54,10 @@ TORCH_FIXES = {
     "sum_not_mean": "divide by the number of ranks, like DistributedDataParallel and dist.ReduceOp.AVG",
     "averaged_twice": "divide by the number of ranks once; DistributedDataParallel does so by itself",
 }
-EARLY = "gradients of some micro-batches are not averaged: the ranks' gradients differ, and their mean is right"
+EARLY = Deviation(
+    "synchronised_early",
+    "gradients of some micro-batches are not averaged: the ranks' gradients differ, and their mean is right",
+)
 
 
 @dataclass(frozen=True)
@@ -217,18 +225,19 @@ def of_torch_reduction(torch: Sequence[RecordedStep], epsilon: float) -> Cause |
     given = [ratio(*_both(_means(step, "local_gradients"), step["clipped_gradients"])) for step in shown]
     if None not in given:  # averaged, or summed, between the backward pass and the optimizer
         is_sum = all(factor and math.isclose(factor, replicas, rel_tol=CLOSE) for factor in given)
-        named = [Hypothesis(("sum_not_mean",), wrong_means(replicas)[0][2], CLOSE)] if is_sum else []
+        named = [Hypothesis((wrong_means(replicas)[0][0],), CLOSE)] if is_sum else []
     elif not named and int(shown[0].notes["micro_batches"]) > 1:
         means = [_both(_means(step, "local_gradients"), _means(step, "replica_gradients")) for step in shown]
         residual = max(
             stage_norm({n: x - of[n] for n, x in right.items()}) / (stage_norm(right) or 1.0) for right, of in means
         )
-        named = [Hypothesis(("synchronised_early",), EARLY, residual)] if residual <= floor else []
+        named = [Hypothesis((EARLY,), residual)] if residual <= floor else []
     if not named:
         return None
-    fault, left = named[0].faults[0], named[0].residual
+    (deviation,), left = named[0].deviations, named[0].residual
     measured = f"torch's gradients are {worst:.2g} off the mean of its local gradients, and {left:.1g} off this"
-    return Cause((fault,), (f"in torch, {named[0].says}",), (TORCH_FIXES[fault],), left, measured=measured)
+    in_torch = replace(deviation, says=f"in torch, {deviation.says}", fix=TORCH_FIXES[deviation.kind])
+    return Cause((in_torch,), left, measured=measured)
 
 
 def _means(step: RecordedStep, stage: str) -> dict[str, np.ndarray]:
@@ -318,5 +327,5 @@ def _penalties(steps: Sequence[tuple[Tensors, Tensors, float]], floor: float) ->
     side, reference = ("jax", "torch") if factor > 0 else ("torch", "jax")
     penalty = f"an L2 penalty in {side}'s loss, {abs(factor) / 2:.4g} times the sum of the squared weights"
     says = f"{side}'s gradients are {reference}'s plus {abs(factor):.4g} times the weights, as of {penalty}"
-    yield Hypothesis(("penalty_in_loss",), says, left(factor), 1)
-    yield Hypothesis((), "no fault", left(0.0))
+    yield Hypothesis((Deviation("penalty_in_loss", says),), left(factor), 1)
+    yield Hypothesis((), left(0.0))

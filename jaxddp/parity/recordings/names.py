@@ -123,7 +123,7 @@ class _Models:
     def problem(self, table: Names) -> str:
         """Describe the arrays without a twin."""
         refused = self.converter(table)
-        return refused.says.removeprefix("names: ") if isinstance(refused, NamesError) else ""
+        return refused.why if isinstance(refused, NamesError) else ""
 
     def constants(self, table: Names) -> tuple[str, ...]:
         """Return the buffers of either side that have no twin by this table."""

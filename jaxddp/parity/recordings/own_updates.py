@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from jaxddp.errors import listed
 from jaxddp.parity.compare.judge import Located
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerStep
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.recordings.aligned import total_norm
@@ -60,6 +61,6 @@ def foreign_cause(run: Recording, foreign: Located) -> Cause:
     given = run.steps[foreign.step]["gradients"]
     if apart := [x.other for x in run.summands if x.first == foreign.tensor and {x.first, x.other} <= given.keys()]:
         says = f"torch moves {', '.join([foreign.tensor, *apart])} by an update each, jax their sum by one"
-        return Cause.of((FAULT,), (says,), 0.0, measured=f"the other update is {foreign.residual:.2g} of all")
+        return Cause.of([Deviation(FAULT, says)], 0.0, measured=f"the other update is {foreign.residual:.2g} of all")
     measured = f"without it, {kind}'s update of {foreign.tensor} would be another: residual {foreign.residual:.2g}"
-    return Cause(("foreign_update",), (says,), (fix,), 0.0, measured=measured)
+    return Cause((Deviation("foreign_update", says, fix=fix),), 0.0, measured=measured)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from jaxddp.errors import listed
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.compare.judge import Located
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.findings import Cause, Problem
 from jaxddp.parity.recorder.excerpt_grid import is_excerpt
 from jaxddp.parity.recordings.aligned import Alignment
@@ -123,7 +124,7 @@ def start_cause(located: Located, worst: Mapping[str, float]) -> Cause:
     says = f"the runs begin step {located.step} with different parameters, in {differing} of {len(worst)} tensors"
     measured = f"the parameters before step {located.step} differ by {located.residual:.2g} in {located.tensor}"
     fix = START_FIX if located.step == 1 else "record from step 1 on, where both begin with the same weights"
-    return Cause(("different_start",), (says,), (fix,), 0.0, measured=measured)
+    return Cause((Deviation("different_start", says, fix=fix),), 0.0, measured=measured)
 
 
 def outside_cause(outside: OutsideChanges, located: Located) -> Cause:
@@ -137,4 +138,4 @@ def outside_cause(outside: OutsideChanges, located: Located) -> Cause:
         says = f"{side} changes {listed(names, joint=', ')} {when}, and {other} does not"
     fix = "do the same on both sides: a clamp, a reset, an average or a loading of weights"
     measured = f"the changes of {located.tensor} differ by {located.residual:.2g} of its norm"
-    return Cause(("outside_change",), (says,), (fix,), 0.0, measured=measured)
+    return Cause((Deviation("outside_change", says, fix=fix),), 0.0, measured=measured)

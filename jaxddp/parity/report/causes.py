@@ -47,11 +47,11 @@ def _cause(cause: Cause, lead: str) -> Html:
     items = [
         tag(
             "li",
-            tag("p", lead, with_code(words.said(cause, says)), " ", _name(name), class_="says"),
-            [tag("p", with_code(fault.title), class_="known") for fault in _faults(name)],
-            tag("p", tag("b", "Fix: "), with_code(fix), class_="fix"),
+            tag("p", lead, with_code(words.said(cause, one.says)), " ", _name(one.kind), class_="says"),
+            [tag("p", with_code(fault.title), class_="known") for fault in _faults(one.kind)],
+            tag("p", tag("b", "Fix: "), with_code(one.fix), class_="fix"),
         )
-        for lead, name, says, fix in zip(leads, cause.names, cause.says, cause.fixes, strict=True)
+        for lead, one in zip(leads, cause.deviations, strict=True)
     ]
     doubt = tag("p", "This run cannot tell these causes apart; each explains the whole difference.")
     listed = tag("ul", items, class_="causes")

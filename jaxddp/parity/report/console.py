@@ -206,9 +206,9 @@ def _cause_lines(difference: Difference, label: str) -> Iterator[str]:
     cause = difference.cause
     assert cause is not None, "the caller has seen it"
     label = label or ("  either " if len(cause.names) > 1 else "  cause  ")
-    for index, (name, says, fix) in enumerate(zip(cause.names, cause.says, cause.fixes, strict=True)):
-        yield f"{'  or     ' if index else label}{words.said(cause, says)}  [{name}]"
-        yield f"  fix    {fix}"
+    for index, one in enumerate(cause.deviations):
+        yield f"{'  or     ' if index else label}{words.said(cause, one.says)}  [{one.kind}]"
+        yield f"  fix    {one.fix}"
     yield from _quotes(cause, "  lines  ")
     said = " ".join(cause.says)
     yield from (line for one in difference.segments for line in _code_lines(one, said))

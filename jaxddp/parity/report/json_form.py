@@ -11,7 +11,7 @@ from typing import Any
 from jaxddp.errors import InputError, reason, shortened
 from jaxddp.parity.report.report import Report
 
-FORMAT = "jaxddp.parity report 8"
+FORMAT = "jaxddp.parity report 9"
 MARK = rb'\[?\{\s*"format": "jaxddp\.parity report '  # of a report, or of a list of them
 NOT_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no form for these
 

@@ -22,7 +22,7 @@ def schema() -> dict[str, Any]:
     """Return the schema of a report.
 
     >>> schema()["properties"]["format"]
-    {'const': 'jaxddp.parity report 8'}
+    {'const': 'jaxddp.parity report 9'}
     """
     parts: dict[str, Any] = {}
     report = _of_class(Findings, parts)

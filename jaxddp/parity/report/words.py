@@ -213,7 +213,7 @@ def said(cause: Cause | Beyond, says: str) -> str:
     """Return what the cause says, with the lines of both sides.
 
     >>> from jaxddp.parity.quote import Quote
-    >>> cause = Cause(("number",), (), (), 0.0, jax=Quote("model_jax.py", 34), torch=Quote("model.py", 21))
+    >>> cause = Cause((), 0.0, jax=Quote("model_jax.py", 34), torch=Quote("model.py", 21))
     >>> said(cause, "leaky_relu's negative_slope 0.2, the reference has 0.01")
     "leaky_relu's negative_slope 0.2 at model_jax.py:34, the reference has 0.01 at model.py:21"
     >>> said(cause, "0.weight: bfloat16 in jax, float32 in torch")
@@ -253,10 +253,11 @@ def patched(patch: Patch) -> str:
 def evidence(difference: Difference, causes: Sequence[Cause]) -> str:
     """Describe the residual that one cause, or several together, leave, and that of the next best explanation.
 
-    >>> cause = Cause(("nesterov",), ("Nesterov momentum",), ("nesterov=False",), 2e-15, ("dampening", 4e-2))
+    >>> from jaxddp.parity.deviation import Deviation
+    >>> cause = Cause((Deviation("nesterov", "Nesterov momentum"),), 2e-15, ("dampening", 4e-2))
     >>> evidence(Difference("update", 1, "fc.weight", 0.5, 1e-12), [cause])
     'planted in the reference: residual 2e-15; next best: dampening, residual 0.04'
-    >>> alone = Cause(cause.names, cause.says, cause.fixes, cause.residual)
+    >>> alone = Cause(cause.deviations, cause.residual)
     >>> evidence(Difference("update", 1, "fc.weight", 0.01, 1e-12), [alone])
     'planted in the reference: residual 2e-15; without a fault: residual 0.01'
     """

@@ -1,1 +1,1 @@
-"""Text of the user's files, and of what the report says of them."""
+"""Text of the user's files."""

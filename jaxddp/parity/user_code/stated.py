@@ -4,29 +4,27 @@ import ast
 import itertools
 import linecache
 import math
-import re
 from collections.abc import Collection, Iterator
 
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.operations import Lines, SourceLine
 from jaxddp.parity.user_code.file_text import FileText, assigned, expressions, last_name, last_return, number_of
-from jaxddp.parity.user_code.said import values_of
 
 FOLLOWED = 3  # definitions are followed from the quoted line this often
-LAYER = re.compile(r" in ([\w.*]+)(?:, the reference has .*)?$")
 
 
-def where_stated(lines: Lines, says: str) -> Lines:
+def where_stated(lines: Lines, deviation: Deviation) -> Lines:
     """Return the lines of both sides that state the values in a cause.
 
     A line that states its value itself, or whose value is not found, stays as it is.
 
     Args:
         lines: lines at which the values are used.
-        says: the cause in words, "eps 1e-6 in ln, the reference has 1e-5".
+        deviation: what the port does with them.
     """
-    layer = match[1].rpartition(".")[2] if (match := LAYER.search(says)) else ""
-    for said in values_of(says):
-        lines = Lines(stated_at(lines.jax, said.port, layer), stated_at(lines.torch, said.torch, layer))
+    layer = deviation.where.rpartition(".")[2]
+    for value in deviation.values:
+        lines = Lines(stated_at(lines.jax, value.jax, layer), stated_at(lines.torch, value.torch, layer))
     return lines
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from jaxddp.parity.catalogue import FAULTS, Known, TorchOptimizer
+from jaxddp.parity.catalogue import FAULTS, TorchOptimizer
+from jaxddp.parity.deviation import Deviation
 from tests.support.checks import STEPS
 from tests.support.small_port import Change, own_optimizers
 
@@ -43,7 +44,7 @@ class Fix:
         more: code that is appended to it. `changes` or `more` have the hole.
         right: code in the hole with which the port is equal; has the piece in it, word for word; "": the piece itself.
         sentence: the piece is no code; `right` does what it says.
-        says: piece of the fault in words, on which its fix depends.
+        detail: the deviation's detail, on which the fix depends.
         also: names of faults that the run cannot tell from this one.
         world_size, steps: of the check.
     """
@@ -55,7 +56,7 @@ class Fix:
     more: str = ""
     right: str = ""
     sentence: bool = False
-    says: str = ""
+    detail: str = ""
     also: Collection[str] = ()
     world_size: int = 2
     steps: int = STEPS
@@ -63,7 +64,7 @@ class Fix:
     @property
     def text(self) -> str:
         """Fix of the fault in a run of the port."""
-        return FAULTS[self.fault].fix_for(Known(self.says, self._optimizer()))
+        return FAULTS[self.fault].fix_for(Deviation(self.fault, "", detail=self.detail), self._optimizer())
 
     def _optimizer(self) -> TorchOptimizer:
         """Make the port's torch optimizer, for a matrix and a bias."""

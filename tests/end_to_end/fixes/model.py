@@ -95,7 +95,7 @@ FIXES = (
         BATCH_NORM,
         UPDATING,
         right="jaxddp.nn.layers.BatchNorm(5)",
-        says=UPDATES,
+        detail=UPDATES,
     ),
     Fix(
         "batch_norm_eval",
@@ -104,7 +104,7 @@ FIXES = (
         LINEN_BATCH_NORM,
         UPDATING,
         right='nnx.bridge.to_linen(jaxddp.nn.layers.BatchNorm, 5, skip_rng=True, name="middle")',
-        says=UPDATES,
+        detail=UPDATES,
     ),
     Fix("batch_norm_sync", "sync=False", "BatchNorm(5, sync=True)", BATCH_NORM, right="BatchNorm(5, sync=False)"),
     Fix(
@@ -126,7 +126,7 @@ FIXES = (
         "jax.nn.gelu(x, approximate=True)",
         "jax.nn.gelu(x, approximate=False)",
         between("F.gelu(self.fc1(x), approximate='tanh')", f"(lambda x: {HOLE})(self.fc1(x))"),
-        says=BY_ERF,
+        detail=BY_ERF,
     ),
     Fix(
         "norm_epsilon",

@@ -276,7 +276,7 @@ class Naming:
         is_known = self._is_certain and not any(one.edits and one.order is None for one in place)
         short = is_known and len(calls) <= MOST_CALLS and len(operations) <= MOST_OPERATIONS
         says, code = (self._expressions.sentence(place), self._expressions.sides(place)) if short else ("", ("", ""))
-        if len(says) > LONGEST or " ... " in says:
+        if not says or len(says) > LONGEST:
             says, code = "", ("", "")
         is_added = any(one.jax for one in place) or j.name == CONSTANT  # which takes the place of calls
         kind, lead = "other_expression", ""

@@ -70,14 +70,16 @@ class Expressions:
         return (jax.replace(f"{module}.", ""), torch.replace(f"{module}.", "")) if module else (jax, torch)
 
     def sentence(self, place: Sequence[Segment]) -> str:
-        """Return what the port and the reference compute in the segments of a place, and for which call."""
+        """Return what both sides compute in the segments of a place, and for which call; "": too long."""
         jax, torch = self.sides(place)
+        if not (jax and torch):
+            return ""
         says = f"{jax} instead of {torch}" if jax != torch else f"{torch} with its values in another order"
         if place[-1].call == ARGUMENT:
-            return says.replace("; ", ", ")
+            return says
         module = self._module(place)
         after = f"{self._loss.calls[place[-1].call].words}{f' of {module}' if module else ''}"
-        return f"{says}, in {after}".replace("; ", ", ")
+        return f"{says}, in {after}"
 
     def _module(self, place: Sequence[Segment]) -> str:
         """Return the module that makes the next call."""
@@ -239,10 +241,10 @@ def _written(text: str, graph: Graph, inside: Collection[int], longest: int) -> 
 
 
 def _short(text: str) -> str:
-    """Return an expression without its outer parentheses; of a long one, the beginning and the end."""
+    """Return an expression without its outer parentheses; "": it is too long."""
     if text.startswith("(") and _closing(text) == len(text) - 1:
         text = text[1:-1]
-    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 3 :]}"
+    return text if len(text) <= LONGEST else ""
 
 
 def _closing(text: str) -> int:

@@ -17,13 +17,13 @@ from jaxddp.parity.diagnosis.forced.torch_graph import WRITTEN, TorchGraph
 from jaxddp.parity.diagnosis.forced.trials import RANKS, SegmentSubject
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
 from jaxddp.parity.diagnosis.forward.candidates import LOOSE, edits_of_inputs, in_words, with_numbers
-from jaxddp.parity.diagnosis.forward.combining import exchanged
 from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments
 from jaxddp.parity.diagnosis.forward.reading import MOST_NUMBERS, NO_TRACE
 from jaxddp.parity.diagnosis.forward.rewiring import (
     ADDED,
     edits_of_connections,
     edits_of_gradients,
+    exchanged,
     left_out,
     moved,
     operands_left_out,

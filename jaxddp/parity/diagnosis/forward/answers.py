@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from jaxddp.parity.deviation import Value
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site
 
 
@@ -65,4 +66,5 @@ def instead(function: Callable[..., Any], given: Callable[[Call], tuple[Any, Any
 
 def multiplied(fault: str, what: str, key: int | str, tier: int = 0) -> Change:
     """Return the change that multiplies an argument by a number, of any sign."""
-    return Change(fault, what, with_value(key, operator.mul), 1.0, 2.0, least=-float("inf"), tier=tier)
+    times = with_value(key, operator.mul)
+    return Change(fault, what, times, 1.0, 2.0, least=-float("inf"), tier=tier, values=(Value(is_factor=True),))

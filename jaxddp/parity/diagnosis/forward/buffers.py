@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.forward.call_changes import batch_norm_sync, biased_variance, momentum
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
 from jaxddp.parity.diagnosis.forward.fault_lines import lines_of_items
@@ -14,42 +15,28 @@ from jaxddp.parity.diagnosis.forward.replay import Arrays, ModelEvidence, Replay
 from jaxddp.parity.diagnosis.forward.sites import patches_of
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.diagnosis.search.fault_search import find_faults
-from jaxddp.parity.diagnosis.search.fit import Item, Stages, residual_at
+from jaxddp.parity.diagnosis.search.fit import Item, Scaling, Stages, residual_at
 
 
-@dataclass(frozen=True)
-class KeptBuffers(Item):
+@dataclass(frozen=True, kw_only=True)
+class KeptBuffers(Scaling):
     """Wrong buffers that a replica keeps after a step.
 
     Attributes:
-        fault: a name of `catalogue.FAULTS`.
-        description: description of the fault.
         mean: whether the mean over the replicas is kept; False: each replica keeps its own.
     """
 
-    fault: str
-    description: str
     mean: bool
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """Name of the fault."""
-        return (self.fault,)
-
-    @property
-    def says(self) -> str:
-        """Description of the fault."""
-        return self.description
 
     def excludes(self, other: object) -> bool:
         """Return whether the other fault is a way to keep buffers, too."""
         return isinstance(other, KeptBuffers)
 
 
-OWN = KeptBuffers("buffers_local", "each replica keeps its own buffers, the reference those of rank 0", mean=False)
-MEAN = KeptBuffers(
-    "buffers_averaged", "the buffers are the mean over the replicas, the reference keeps rank 0's", mean=True
-)
+LOCAL = "each replica keeps its own buffers, the reference those of rank 0"
+AVERAGED = "the buffers are the mean over the replicas, the reference keeps rank 0's"
+OWN = KeptBuffers(known=(Deviation("buffers_local", LOCAL),), mean=False)
+MEAN = KeptBuffers(known=(Deviation("buffers_averaged", AVERAGED),), mean=True)
 
 
 def explain_buffers(evidence: ModelEvidence, known: Sequence[Item] = ()) -> Ruling:

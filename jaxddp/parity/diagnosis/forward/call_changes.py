@@ -4,8 +4,9 @@ Each function yields the changes that a port may have made to a call.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jaxddp.config.choices import IGNORE_INDEX
-from jaxddp.parity.catalogue.model import BY_BATCH, BY_ERF, UNDER_ROOT, UPDATES
-from jaxddp.parity.diagnosis.forward.answers import multiplied, with_argument, with_options, with_value
+from jaxddp.parity.catalogue.model import BY_ERF, BY_HAND, UPDATES
+from jaxddp.parity.deviation import Value, as_code
+from jaxddp.parity.diagnosis.forward.answers import (
+    argument,
+    instead,
+    multiplied,
+    with_argument,
+    with_options,
+    with_value,
+)
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed
 from jaxddp.parity.diagnosis.forward.statistics import affine
 
@@ -40,9 +49,10 @@ SMALL = 0.01  # largest eps in a hand-written normalisation
 def gelu(call: Call) -> Iterator[Change]:
     """Yield GELU by the other formula, tanh or erf."""
     if call.name == "gelu":
-        other = "none" if call.get("approximate") == "tanh" else "tanh"
-        what = BY_ERF if other == "none" else "GELU by tanh"
-        yield Change("gelu_approximation", what, with_options(approximate=other))
+        is_tanh = call.get("approximate") == "tanh"
+        answer = with_options(approximate="none" if is_tanh else "tanh")
+        what, detail = ("GELU by erf", BY_ERF) if is_tanh else ("GELU by tanh", "")
+        yield Change("gelu_approximation", what, answer, detail=detail)
 
 
 def norm_epsilon(call: Call) -> Iterator[Change]:
@@ -51,19 +61,20 @@ def norm_epsilon(call: Call) -> Iterator[Change]:
         default = torch.finfo(call.get("input").dtype).eps if call.name == "rms_norm" else 1e-5
         eps = call.get("eps")
         what, reference = NORMS[call.name], float(default if eps is None else eps)
-        yield _epsilon(f"{what} eps", reference, "eps")
+        yield _epsilon(f"{what} eps", reference, "eps", Value(call=call.name, key="eps"))
     elif call.name in ADDITIONS and len(call.args) > 1 and any(map(_is_root, call.into)):
         added = call.args[1]
         if isinstance(added, float) and 0 < added <= SMALL:
-            yield _epsilon(UNDER_ROOT, added, 1)
+            yield _epsilon("under a root, eps", added, 1, Value(call=call.name), BY_HAND)
 
 
 def _is_root(call: Call) -> bool:
     return call.name in ("sqrt", "rsqrt") or (call.name == "pow" and call.args[1] in (0.5, -0.5))
 
 
-def _epsilon(what: str, reference: float, key: int | str) -> Change:
-    return Change("norm_epsilon", what, with_value(key), reference, 1e-6 if reference != 1e-6 else 1e-5)
+def _epsilon(what: str, reference: float, key: int | str, value: Value, detail: str = "") -> Change:
+    start = 1e-6 if reference != 1e-6 else 1e-5
+    return Change("norm_epsilon", what, with_value(key), reference, start, values=(value,), detail=detail)
 
 
 def label_smoothing(call: Call) -> Iterator[Change]:
@@ -80,7 +91,8 @@ def label_smoothing(call: Call) -> Iterator[Change]:
 
     if call.name in ("cross_entropy", "nll_loss"):
         reference = call.get("label_smoothing", 0.0) if call.name == "cross_entropy" else 0.0
-        yield Change("label_smoothing", "label smoothing", answer, reference, 0.0 if reference else 0.1)
+        start, values = 0.0 if reference else 0.1, (Value(call=call.name, key="label_smoothing"),)
+        yield Change("label_smoothing", "label smoothing", answer, reference, start, values=values)
 
 
 def ignore_index(call: Call) -> Iterator[Change]:
@@ -103,9 +115,10 @@ def ignore_index(call: Call) -> Iterator[Change]:
             call.count_more(float((call.get("target") == index).sum()))
         return proceed(call.but(ignore_index=IGNORE_INDEX))
 
-    yield Change("ignore_index", f"labels of {index} count in the mean", counted, counts=counts)
+    fault = partial(Change, "ignore_index", counts=counts, detail=f"{index}")
+    yield fault(f"labels of {index} count in the mean", counted)
     if index != IGNORE_INDEX:
-        yield Change("ignore_index", f"labels of {index} are not ignored", not_ignored, counts=counts)
+        yield fault(f"labels of {index} are not ignored", not_ignored)
 
 
 def weights_not_counted(call: Call) -> Iterator[Change]:
@@ -144,7 +157,8 @@ def dropout_rate(call: Call, rates: Sequence[tuple[float, float]]) -> Iterator[C
         of_jax for of_torch, of_jax in rates if of_torch != of_jax and np.isclose(of_torch, reference)
     ):
         what = f"dropout rate {rate:.10g} instead of {reference:.10g}"
-        yield Change("dropout_rate", what, _with_rate(rate))
+        value = Value(as_code(rate), as_code(reference), call.name, parameter)
+        yield Change("dropout_rate", what, _with_rate(rate), values=(value,))
 
 
 def _with_rate(rate: float) -> Answer:
@@ -211,17 +225,19 @@ def batch_norm_eval(call: Call, updates: bool) -> Iterator[Change]:
 
     if _keeps_statistics(call):
         mode = "BatchNorm by its running statistics, as in evaluation"
-        what = f"{mode}, {UPDATES}" if updates else f"{mode}, and leaves them as they are"
-        yield Change("batch_norm_eval", what, answer, setting=True)
+        what = f"{mode}, {'though it updates them' if updates else 'and leaves them as they are'}"
+        yield Change("batch_norm_eval", what, answer, setting=True, detail=UPDATES if updates else "")
     elif call.name == "batch_norm" and updates:
-        yield Change("batch_norm_eval", BY_BATCH, with_options(training=True), setting=True)
+        what = "BatchNorm by the batch's statistics, as in training"
+        yield Change("batch_norm_eval", what, with_options(training=True), setting=True)
 
 
 def momentum(call: Call) -> Iterator[Change]:
     """Yield another momentum m of BatchNorm's running statistics: running = (1 - m) running + m batch."""
     if _keeps_statistics(call):
-        reference = float(call.get("momentum", 0.1))
-        yield Change("batch_norm_momentum", "BatchNorm momentum", with_value("momentum"), reference, 1 - reference)
+        reference, values = float(call.get("momentum", 0.1)), (Value(call=call.name, key="momentum"),)
+        answer = with_value("momentum")
+        yield Change("batch_norm_momentum", "BatchNorm momentum", answer, reference, 1 - reference, values=values)
 
 
 def biased_variance(call: Call) -> Iterator[Change]:
@@ -245,3 +261,50 @@ def biased_variance(call: Call) -> Iterator[Change]:
 
 def _keeps_statistics(call: Call) -> bool:
     return call.name == "batch_norm" and bool(call.get("training")) and isinstance(call.get("running_var"), Tensor)
+
+
+LARGER, SMALLER = ("max", "maximum"), ("min", "minimum")
+CLAMPS = ("clamp", "clip", "clamp_", "clip_")
+
+
+def chosen_term(call: Call) -> Iterator[Change]:
+    """Yield the maximum of two tensors replaced by the minimum, the first or the second tensor; or vice versa."""
+    if call.name not in (*LARGER, *SMALLER) or len(_pair(call)) != 2:
+        return
+    right, wrong = ("larger", "smaller") if call.name in LARGER else ("smaller", "larger")
+    other = torch.minimum if call.name in LARGER else torch.maximum
+    functions: dict[str, Callable[..., Tensor]]
+    functions = {wrong: other, "first": partial(_one_of, 0), "second": partial(_one_of, 1)}
+    for which, function in functions.items():
+        answer = instead(function, lambda call: (_pair(call), {}))
+        yield Change("clipped_term", f"the {which} of two values instead of the {right}", answer)
+
+
+def _pair(call: Call) -> list[Tensor]:
+    """Return the two tensors of floating-point numbers; nothing for a call with an axis, or with one tensor."""
+    pair = (*call.args, *(call.kwargs[name] for name in ("input", "other") if name in call.kwargs))
+    return [one for one in pair if isinstance(one, Tensor) and one.is_floating_point()] if len(pair) == 2 else []
+
+
+def _one_of(place: int, *pair: Tensor) -> Tensor:
+    return torch.broadcast_tensors(*pair)[place]
+
+
+def clamps(call: Call) -> Iterator[Change]:
+    """Yield values that are not clamped, or whose lower or upper bound is left out."""
+    if call.name not in CLAMPS or not call.args or not call.args[0].is_floating_point():
+        return
+    yield Change("clamp_missing", "values not clamped", argument(0))
+    if None not in _bounds(call).values():
+        for bound, end in (("max", "below"), ("min", "above")):
+            answer = instead(torch.clamp, partial(_with_one_bound, bound))
+            yield Change("clamp_missing", f"values not clamped from {end}", answer)
+
+
+def _bounds(call: Call) -> dict[str, Any]:
+    low, high = (*call.args[1:], None, None)[:2]
+    return {"min": call.kwargs.get("min", low), "max": call.kwargs.get("max", high)}
+
+
+def _with_one_bound(bound: str, call: Call) -> tuple[Any, Any]:
+    return call.args[:1], {bound: _bounds(call)[bound]}

@@ -5,14 +5,16 @@ so one mechanism reaches both. A call has a `Site`: the k-th call of a function 
 `Change` is the effect of a fault on one call; a `CallEdit` is a change at one site or at several.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 from torch import Tensor
+from torch.overrides import get_testing_overrides
 
-from jaxddp.parity.diagnosis.forward.signatures import parameters_of
+from jaxddp.parity.deviation import Deviation, Value, as_code
 from jaxddp.parity.diagnosis.search.fit import Item
 from jaxddp.parity.operations import Moments, SourceLine
 
@@ -124,6 +126,8 @@ class Change:
         also: sites of other calls that the answer changes.
         needs: sites of earlier calls whose results the answer takes.
         entry: name of the entry of the batch that the fault is about; "": it is about none.
+        values: the values that differ; the numbers of one that is fitted are filled in.
+        detail: what else the fix depends on, see `Deviation`.
     """
 
     fault: str
@@ -142,6 +146,15 @@ class Change:
     also: tuple[Site, ...] = ()
     needs: tuple[Site, ...] = ()
     entry: str = ""
+    values: tuple[Value, ...] = ()
+    detail: str = ""
+
+    def filled(self, value: float | None) -> tuple[Value, ...]:
+        """Return the values with the numbers of a fitted one; None: nothing is fitted."""
+        if value is None or self.reference is None:
+            return self.values
+        numbers = as_code(value), as_code(self.reference)
+        return tuple(replace(one, jax=numbers[0], torch=numbers[1]) for one in self.values)
 
 
 @dataclass(frozen=True)
@@ -165,12 +178,7 @@ class CallEdit(Item):
     changes: Mapping[Site, Change] = field(default_factory=dict, compare=False)
 
     @property
-    def faults(self) -> tuple[str, ...]:
-        """Name of the fault."""
-        return (self.change.fault,)
-
-    @property
-    def says(self) -> str:
+    def deviations(self) -> tuple[Deviation, ...]:
         """Fault, value, place, and the reference's value."""
         change = self.change
         value = "" if self.value is None else f" {self.value:.10g}"
@@ -180,7 +188,8 @@ class CallEdit(Item):
             if change.reference is None or change.fault in RELATIVE
             else f", the reference has {change.reference:.10g}"
         )
-        return f"{change.what}{value}{f' in {where}' if where else ''}{has}"
+        says = f"{change.what}{value}{f' in {where}' if where else ''}{has}"
+        return (Deviation(change.fault, says, change.filled(self.value), self.where, change.detail),)
 
     @property
     def reference(self) -> float | None:
@@ -195,8 +204,9 @@ class CallEdit(Item):
     @property
     def plausible(self) -> bool:
         """Return whether a programmer has written the value, or may have; a factor of 0 is another fault."""
-        is_zero = self.value == 0 and self.change.fault == "number" and self.change.what.endswith(" times")
-        return self.given or (super().plausible and not is_zero)
+        is_zero = self.value == 0 and self.change.fault == "number"
+        is_factor = any(one.is_factor for one in self.change.values)
+        return self.given or (super().plausible and not (is_zero and is_factor))
 
     @property
     def start(self) -> float:
@@ -237,3 +247,47 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(one)
     elif isinstance(value, Mapping):
         yield from tensors_in([*value.values()])
+
+
+_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+# What torch does not tell, or tells in part.
+_LSTM = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "training", "bidirectional", "batch_first")
+_UNTOLD: dict[str, dict[str, Any]] = {
+    "scaled_dot_product_attention": {
+        **dict.fromkeys(("query", "key", "value"), inspect.Parameter.empty),
+        **{"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False},
+    },
+    **{name: dict.fromkeys(_LSTM, inspect.Parameter.empty) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+}
+
+
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the parameters of a function of torch, in order, with their defaults.
+
+    Source: the function's signature, or the one that torch tests overrides with.
+
+    >>> import torch
+    >>> parameters_of(torch.nn.functional.leaky_relu)["negative_slope"]
+    0.01
+    >>> [*parameters_of(torch.softmax)]
+    ['input', 'dim', 'dtype']
+    """
+    try:
+        return _parameters_of(function)
+    except TypeError:  # it cannot be hashed
+        return {}
+
+
+@cache
+def _parameters_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    if (untold := _UNTOLD.get(getattr(function, "__name__", ""))) is not None:
+        return untold
+    for source in (function, get_testing_overrides().get(function)):
+        try:
+            parameters = inspect.signature(source).parameters.values()  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            continue
+        told = {one.name: one.default for one in parameters if one.kind in _KINDS}
+        if told and "self" not in told:
+            return told
+    return {}

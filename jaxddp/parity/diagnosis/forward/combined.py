@@ -1,10 +1,11 @@
 """Local losses and gradients, combined from micro-batches in the reference's way or in a mistaken one."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.forward.replay import ReplicaResult
 from jaxddp.parity.diagnosis.micro_batches import (
     MICRO_BATCH,
@@ -15,8 +16,7 @@ from jaxddp.parity.diagnosis.micro_batches import (
     summed_in_loss,
     weights,
 )
-from jaxddp.parity.diagnosis.search.fit import Stages
-from jaxddp.parity.diagnosis.search.scaled import Scaling
+from jaxddp.parity.diagnosis.search.fit import Scaling, Stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,24 +24,17 @@ class Combination(Scaling):
     """A way to combine micro-batches and replicas.
 
     Attributes:
-        more: a second fault; "": there is none.
         over: range of the mean, see `micro_batches.weights`.
         loss_times, gradient_times: factors.
         shared: the loss reported is the sum over the replicas.
         of_loss: a fitted factor multiplies the loss, too.
     """
 
-    more: str = ""
     over: str
     loss_times: float = 1.0
     gradient_times: float = 1.0
     shared: bool = False
     of_loss: bool = False
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """Names of `catalogue.FAULTS`."""
-        return tuple(filter(None, (self.fault, self.more)))
 
     def excludes(self, other: object) -> bool:
         """Return whether the other fault is a way to combine, too."""
@@ -57,38 +50,35 @@ def combinations(
     [('loss_scale',), ('loss_scale',)]
     """
     reference = over_of(loss_normalization)
-    others = [(fault, says, over) for over, fault, says in other_means(reference, world_size, micro_batches)]
-    for first, says, over in (("", "", reference), *others):
-        if first:
-            yield Combination(fault=first, what=says, over=over)
-        for name, times, whats, shared, loss in _multiples(world_size, micro_batches if over == MICRO_BATCH else 1):
-            fault, more = (first, name) if first else (name, "")
-            what = " and ".join(filter(None, (says, whats)))
-            yield Combination(
-                fault=fault, more=more, what=what, over=over, loss_times=loss, gradient_times=times, shared=shared
-            )
+    others = [(over, (mean,)) for over, mean in other_means(reference, world_size, micro_batches)]
+    for over, mean in ((reference, ()), *others):
+        if mean:
+            yield Combination(known=mean, over=over)
+        for more, times, shared, loss in _multiples(world_size, micro_batches if over == MICRO_BATCH else 1):
+            says = " and ".join(one.says for one in (*mean, more))
+            both = tuple(replace(one, says=says) for one in (*mean, more))
+            yield Combination(known=both, over=over, loss_times=loss, gradient_times=times, shared=shared)
     if reference == MICRO_BATCH:
-        yield Combination(fault=SUMMED[0], what=SUMMED[1], over="")
-    for of_loss, what in ((True, "loss and gradients times"), (False, "gradients times")):
-        known = tuple((sizes or {}).items())
-        yield Combination(fault="loss_scale", what=what, over=reference, factor=1.0, of_loss=of_loss, sizes=known)
+        yield Combination(known=(SUMMED,), over="")
+    for of_loss, what in ((True, "loss and gradients"), (False, "gradients")):
+        yield Combination(what=what, over=reference, value=1.0, of_loss=of_loss, sizes=tuple((sizes or {}).items()))
 
 
-def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[str, float, str, bool, float]]:
-    """Yield fault, factor of the gradients, description, whether losses are summed, factor of the loss."""
+def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[Deviation, float, bool, float]]:
+    """Yield a fault, the factor of the gradients, whether losses are summed, and the factor of the loss."""
     if micro_batches > 1:
         for loss in (1.0, float(micro_batches)):
             yield *not_divided(micro_batches), False, loss
     if world_size > 1:
         for shared, loss in ((False, 1.0), (True, 1.0), (True, 1 / world_size)):
             yield *summed_in_loss(world_size), shared, loss
-        what = "the loss of every replica is the mean over the replicas"
-        yield "collective_in_loss", 1.0, what, True, 1 / world_size
+        mean = Deviation("collective_in_loss", "the loss of every replica is the mean over the replicas")
+        yield mean, 1.0, True, 1 / world_size
 
 
 def reference_combination(loss_normalization: str) -> Combination:
     """Return the reference's way."""
-    return Combination(fault="", what="", over=over_of(loss_normalization))
+    return Combination(over=over_of(loss_normalization))
 
 
 def counts_of(results: Sequence[ReplicaResult]) -> np.ndarray:

@@ -6,16 +6,17 @@ Each function yields the changes that an edit may make to a call; an edit that d
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from jaxddp.parity.deviation import Value
 from jaxddp.parity.diagnosis.forward.answers import with_argument, with_result, with_value
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, tensors_in
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, parameters_of, tensors_in
 from jaxddp.parity.diagnosis.forward.function_edits import is_number, other_functions
 from jaxddp.parity.diagnosis.forward.index_edits import edits_of_indices
-from jaxddp.parity.diagnosis.forward.signatures import parameters_of
 from jaxddp.parity.diagnosis.forward.statistics import normalized_axes
 
 ORDERS = {"p": (1.0, 2.0, math.inf), "ord": (1.0, 2.0, math.inf)}  # of a norm
@@ -31,9 +32,10 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "approximate": ("none", "tanh"),
     "mode": ("nearest", "nearest-exact", "bilinear", "bicubic", "area", "constant", "reflect", "replicate", "circular"),
 }
+PRODUCTS = ("mul", "mul_")
 # Function of an operator -> what it does to a tensor, before its number is said.
 OPERANDS = {
-    **dict.fromkeys(("mul", "mul_"), "{} times"),
+    **dict.fromkeys(PRODUCTS, "{} times"),
     **dict.fromkeys(("div", "div_", "true_divide"), "{} divided by"),
     **dict.fromkeys(("add", "add_"), "{} plus"),
     **dict.fromkeys(("sub", "sub_"), "{} minus"),
@@ -82,6 +84,7 @@ def numbers(call: Call, of: str) -> Iterator[Change]:
         if not is_number(value) or name in NOT_TRIED:
             continue
         is_operand = call.name in OPERANDS and name != "alpha"
+        option = "" if is_operand or " " in name else name
         of_call = f"{name} of {call.words}" if call.within else f"{call.words}'s {name}"
         template = OPERANDS[call.name] if is_operand else of_call
         template += f" within {call.caller}" if call.caller not in ("", call.name) else ""
@@ -93,17 +96,19 @@ def numbers(call: Call, of: str) -> Iterator[Change]:
             for other in ORDERS[name]:
                 if other != value:
                     says = f"{call.words}'s {name} {other:g} instead of {value:g}"
-                    yield Change("number", says, _with(key, other), tier=2)
+                    values = (Value(f"{other:g}", f"{value:g}", call.name, name),)
+                    yield Change("number", says, _with(key, other), tier=2, values=values)
         elif isinstance(value, float) or call.name in OPERANDS or name == "value":
             start = 2.0 * value if value and math.isfinite(value) else 1.0
-            fitted = with_value(key)
-            yield Change("number", what, fitted, float(value), start, least=-float("inf"), group=group, tier=2)
+            values = (Value(call=call.name, key=option, is_factor=is_operand and call.name in PRODUCTS),)
+            fitted = partial(Change, "number", what, with_value(key), float(value), start, group=group, tier=2)
+            yield fitted(least=-float("inf"), values=values)
         else:
             for other in dict.fromkeys((value + 1, value - 1, 2 * value, value // 2, 1)):
                 if other == value:
                     continue
-                says = f"{what} {other} instead of {value}"
-                yield Change("number", says, _with(key, other), tier=2)
+                says, values = f"{what} {other} instead of {value}", (Value(f"{other}", f"{value}", call.name, option),)
+                yield Change("number", says, _with(key, other), tier=2, values=values)
 
 
 def _with(key: int | str, other: Any) -> Answer:
@@ -117,14 +122,16 @@ def axes(call: Call) -> Iterator[Change]:
         if name in AXES and isinstance(value, int) and not isinstance(value, bool):
             for axis in range(len(shape)):
                 if axis != value % len(shape):
+                    values = (Value(f"{axis}", f"{value % len(shape)}", call.name, name),)
                     what = f"{call.words} over axis {axis} instead of {value % len(shape)}"
-                    yield Change("other_axis", what, _with(key, axis), tier=3)
+                    yield Change("other_axis", what, _with(key, axis), tier=3, values=values)
         elif name in AXES and isinstance(value, tuple | list) and all(isinstance(axis, int) for axis in value):
             here = tuple(sorted(axis % len(shape) for axis in value))
             for axes in itertools.combinations(range(len(shape)), len(here)):
                 if axes != here:
                     what = f"{call.words} over axes {axes} instead of {here}"
-                    yield Change("other_axis", what, _with(key, axes), tier=3)
+                    values = (Value(f"{axes}", f"{here}", call.name, name),)
+                    yield Change("other_axis", what, _with(key, axes), tier=3, values=values)
 
 
 def masked_scores(call: Call) -> Iterator[Change]:
@@ -138,8 +145,8 @@ def masked_scores(call: Call) -> Iterator[Change]:
     if call.name == "scaled_dot_product_attention" and not call.get("dropout_p"):
         mask = call.get("attn_mask")
         if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-            what = "the scores that attn_mask hides are"
-            yield Change("number", what, answer, -float("inf"), 0.0, least=-float("inf"), tier=2)
+            what, values = "the scores that attn_mask hides are", (Value(call=call.name),)
+            yield Change("number", what, answer, -float("inf"), 0.0, least=-float("inf"), tier=2, values=values)
 
 
 def options(call: Call) -> Iterator[Change]:
@@ -159,7 +166,8 @@ def options(call: Call) -> Iterator[Change]:
             without = f"{call.words} without {name}"
             zeros = " (zeros)" if other == "constant" else ""
             what = without if other is None else f"{call.words}'s {name} {other!r}{zeros} instead of {value!r}"
-            yield Change("other_option", what, _with(key, other), tier=3)
+            values = () if other is None else (Value(f"{other!r}", f"{value!r}", call.name, name),)
+            yield Change("other_option", what, _with(key, other), tier=3, values=values)
 
 
 def not_rescaled(call: Call) -> Iterator[Change]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from jaxddp.parity.deviation import Value
 from jaxddp.parity.diagnosis.forward.answers import instead
 from jaxddp.parity.diagnosis.forward.calls import Call, Change, tensors_in
 
@@ -103,7 +104,8 @@ def other_functions(call: Call, of: str) -> Iterator[Change]:
         other, function = BY_NUMBER[call.name]
         what = f"{other} by {call.args[1]:.10g} instead of {call.name}"
         # Both sides have this number, which says more than a number that one of them would have made of it.
-        yield Change("other_function", what, instead(function, lambda call: (call.args, {})), tier=1)
+        answer = instead(function, lambda call: (call.args, {}))
+        yield Change("other_function", what, answer, tier=1, values=(Value(other, call.name),))
 
 
 def families_of(call: Call) -> Iterator[Family]:
@@ -116,8 +118,9 @@ def families_of(call: Call) -> Iterator[Family]:
 def _others(call: Call, family: Family, given: Callable[[Call], tuple[Any, Any]], of: str = "") -> Iterator[Change]:
     for name, function in family:
         if name != call.name.rstrip("_"):
-            what = f"{name} instead of {call.words.rstrip('_')}"
-            yield Change("other_function", f"{what}{of}", instead(function, given), group=what, tier=3)
+            what, values = f"{name} instead of {call.words.rstrip('_')}", (Value(name, call.name.rstrip("_")),)
+            answer = instead(function, given)
+            yield Change("other_function", f"{what}{of}", answer, group=what, tier=3, values=values)
 
 
 def _tensors(call: Call) -> list[Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jaxddp.parity.deviation import Value
 from jaxddp.parity.diagnosis.forward.answers import with_argument, with_result
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Proceed
 
@@ -53,8 +54,9 @@ def _indices(call: Call) -> Iterator[Change]:
             start, stop, _ = part.indices(size)
             others = [slice(start + by, stop + by) for by in (-1, 1) if start + by >= 0 and stop + by <= size]
         for other in others:
-            what = f"index {_in_words(other)} instead of {_in_words(part)}"
-            yield Change("other_index", what, _at(position, partial(_other, other)), tier=3)
+            index, change = Value(_as_code(other), _as_code(part)), _at(position, partial(_other, other))
+            what = f"index {index.jax} instead of {index.torch}"
+            yield Change("other_index", what, change, tier=3, values=(index,))
 
 
 def _parts(call: Call) -> tuple[Any, ...]:
@@ -121,15 +123,15 @@ def shifts(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str])
                 ends = {first.site: slice(None, -distance), second.site: slice(distance, None)}
                 name = names.get(id(first.args[0]), "a tensor")
                 what = f"slices of {name} shifted by {distance} instead of {by}"
-                answers = {site: _at(place, partial(_other, end)) for site, end in ends.items()}
-                changes = {site: Change("other_index", what, answer, tier=3) for site, answer in answers.items()}
+                change = partial(Change, "other_index", what, tier=3, values=(Value(f"{distance}", f"{by}"),))
+                changes = {site: change(_at(place, partial(_other, end))) for site, end in ends.items()}
                 yield CallEdit(changes[first.site], frozenset(changes), changes=changes)
 
 
-def _in_words(index: Any) -> str:
+def _as_code(index: Any) -> str:
     """Write an index in Python's notation.
 
-    >>> _in_words(slice(1, None)), _in_words(-1)
+    >>> _as_code(slice(1, None)), _as_code(-1)
     ('1:', '-1')
     """
     if not isinstance(index, slice):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.parity.deviation import Deviation, Value
 from jaxddp.parity.diagnosis.forced.causes import OTHER_VALUES, LocatedFault
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.forward.fault_lines import OF_CALLS, of_layer
@@ -98,21 +99,21 @@ def ruling_on(
             proof = LOSSES
         else:
             faults = [replace(fault, names=()) for fault in faults]
-    says = [fault.names[0].says if fault.names else fault.says for fault in faults]
-    if not any(says):
+    if not any(fault.names or fault.says for fault in faults):
         return replace(ruling, lines=lines[:1]), ()
-    says = [words or _operations(fault) for words, fault in zip(says, faults, strict=True)]
-    kinds = tuple(fault.names[0].faults[0] if fault.names else fault.kind for fault in faults)
-    return replace(ruling, named=(Hypothesis(kinds, "; ".join(says), 0.0, measured=proof),)), ()
+    deviations = tuple(fault.names[0].deviations[0] if fault.names else _without_name(fault) for fault in faults)
+    return replace(ruling, named=(Hypothesis(deviations, 0.0, measured=proof),)), ()
 
 
-def _operations(fault: LocatedFault) -> str:
-    """Say a fault that is too long for code by the operations of both sides."""
+def _without_name(fault: LocatedFault) -> Deviation:
+    """Return a fault by what both sides compute: as code, or if that is too long, by their operations."""
+    if fault.says:
+        return Deviation(fault.kind, fault.says, (Value(*fault.text.code),) if any(fault.text.code) else ())
     jax, torch = (
         " then ".join(of_side[:MOST_OPERATIONS]) + (" and more" if len(of_side) > MOST_OPERATIONS else "")
         for of_side in (fault.text.jax, fault.text.torch)
     )
-    return f"{jax or 'nothing'} instead of {torch or 'nothing'}"
+    return Deviation(fault.kind, f"{jax or 'nothing'} instead of {torch or 'nothing'}")
 
 
 def _without_idle(faults: Sequence[LocatedFault], subject: Subject, floor: float) -> Sequence[LocatedFault]:
@@ -155,7 +156,5 @@ def _lines(fault: LocatedFault, reading: Reading, made: Mapping[str, SourceLine]
 
 def _joined(known: Sequence[CallEdit], named: Sequence[Hypothesis]) -> Iterator[Hypothesis]:
     """Yield the hypotheses with the faults that were planted before."""
-    for one in named:
-        faults = tuple(fault for patch in known for fault in patch.faults)
-        says = "; ".join([*(patch.says for patch in known), one.says])
-        yield replace(one, faults=(*faults, *one.faults), says=says)
+    planted = tuple(deviation for patch in known for deviation in patch.deviations)
+    yield from (replace(one, deviations=(*planted, *one.deviations)) for one in named)

@@ -14,6 +14,8 @@ from jaxddp.parity.diagnosis.forced.labels import Changes, Edits
 from jaxddp.parity.diagnosis.forward.call_changes import (
     batch_norm_eval,
     batch_norm_sync,
+    chosen_term,
+    clamps,
     dropout_rate,
     gelu,
     ignore_index,
@@ -25,7 +27,6 @@ from jaxddp.parity.diagnosis.forward.call_changes import (
     weights_not_counted,
 )
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
-from jaxddp.parity.diagnosis.forward.clamps import chosen_term, clamps
 from jaxddp.parity.diagnosis.forward.combined import (
     Combination,
     combinations,
@@ -62,7 +63,7 @@ OF_ONE_CALL = (
     *(weights_not_counted, same_padding, flattened_axes, kernel_axes, fast_variance, deviation, chosen_term, clamps),
 )
 NEAR, TURNED = WAYS
-STALE = CallEdit(Change(*STALE_PARAMETERS, stale=True), frozenset())
+STALE = CallEdit(Change(STALE_PARAMETERS.kind, STALE_PARAMETERS.says, stale=True), frozenset())
 
 
 def replays_of(calls: Sequence[Call]) -> int:

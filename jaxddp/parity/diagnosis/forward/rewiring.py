@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from jaxddp.parity.deviation import Value
 from jaxddp.parity.diagnosis.forward.answers import (
     argument,
     instead,
@@ -20,12 +21,10 @@ from jaxddp.parity.diagnosis.forward.answers import (
     with_result,
     with_value,
 )
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site, tensors_in
-from jaxddp.parity.diagnosis.forward.combining import exchanged
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site, parameters_of, tensors_in
 from jaxddp.parity.diagnosis.forward.composites import CELLS, GATES
 from jaxddp.parity.diagnosis.forward.edits import MOVERS, OPERANDS, orders_of
 from jaxddp.parity.diagnosis.forward.function_edits import is_number
-from jaxddp.parity.diagnosis.forward.signatures import parameters_of
 
 
 def _sorted(x: Tensor, axis: int) -> Tensor:
@@ -112,7 +111,8 @@ def edits_of_gradients(call: Call, names: Mapping[int, str]) -> Iterator[Change]
             stopped = with_argument(position, Tensor.detach)
             yield Change("gradient_stopped", f"no gradient reaches {where}", stopped, tier=3)
             times = with_value(position, _ScaledGradient.apply)
-            yield Change("factor", f"the gradient of {where}, times", times, 1.0, 2.0, least=-math.inf, tier=5)
+            scaled = partial(Change, "factor", f"the gradient of {where}, times", times, 1.0, 2.0, tier=5)
+            yield scaled(least=-math.inf, values=(Value(is_factor=True),))
 
 
 def _is_float(x: Any) -> bool:
@@ -307,3 +307,58 @@ def _elsewhere(
 
 def _with_earlier(position: int, site: Site) -> Answer:
     return lambda call, proceed, value: proceed(call.put(position, call.earlier(site)))
+
+
+SUMS = ("add", "sub")
+
+
+def exchanged(calls: Sequence[Call], index: int, names: Mapping[int, str]) -> Iterator[tuple[Call, Change]]:
+    """Yield a sum of two products in which two factors have changed places, as in z * n + (1 - z) * h.
+
+    Args:
+        calls: all calls, in order.
+        index: the call that adds.
+        names: id of a tensor -> what it is, in words.
+    """
+    call = calls[index]
+    if call.name not in SUMS or len(call.args) < 2:
+        return
+    products = [_maker(calls[:index], x) for x in call.args[:2]]
+    if any(one is None or one.name != "mul" or not _are_tensors(one.args) for one in products):
+        return
+    first, second = (one for one in products if one is not None)
+    x = first.args[1]  # to exchange the others is the same
+    for position in (0, 1):
+        y = second.args[position]
+        if y is not x and y.shape == x.shape:
+            sites = first.site, second.site
+            words = " and ".join(names.get(id(one), "another tensor") for one in (x, y))
+            what = f"{words} exchanged between {first.words} and {second.words}"
+            yield call, Change("other_operand", what, _with_exchanged(*sites, position), tier=3, also=sites)
+
+
+def _with_exchanged(first: Site, second: Site, position: int) -> Answer:
+    """Return an answer that notes two products, and makes them with exchanged factors where they are added."""
+    noted = threading.local()  # each replica runs in its own thread
+
+    def answer(call: Call, proceed: Proceed, value: float) -> Any:
+        if call.site == first:
+            noted.first = call
+            return proceed(call)
+        if call.site == second:
+            noted.second = call
+            return proceed(call)
+        one, other = noted.first, noted.second
+        products = one.put(1, other.args[position]), other.put(position, one.args[1])
+        return proceed(call.put(0, products[0].run()).put(1, products[1].run()))
+
+    return answer
+
+
+def _maker(calls: Sequence[Call], x: Any) -> Call | None:
+    """Return the last call that returned a tensor."""
+    return next((call for call in reversed(calls) if call.result is x), None)
+
+
+def _are_tensors(values: Sequence[Any]) -> bool:
+    return len(values) == 2 and all(isinstance(x, Tensor) for x in values)

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from jaxddp.parity.deviation import Value, as_code
 from jaxddp.parity.diagnosis.forward.answers import argument, earlier, with_argument
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Proceed, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import arguments_of
@@ -135,10 +136,11 @@ def _near(x: float, y: float) -> bool:
 def _together(one: CallEdit, two: CallEdit, x: float, y: float) -> CallEdit:
     what = f"{one.change.what} {x:.10g} instead of {one.change.reference:.10g}"
     what += f", and {two.change.what} {y:.10g} instead of {two.change.reference:.10g}"
-    changes = {}
+    changes, values = {}, (*one.change.filled(x), *two.change.filled(y))
     for patch, number in ((one, x), (two, y)):
         for site in patch.sites:
-            changes[site] = replace(_fixed(patch.changes.get(site, patch.change), number), what=what)
+            fixed = _fixed(patch.changes.get(site, patch.change), number)
+            changes[site] = replace(fixed, what=what, values=values)
     return CallEdit(next(iter(changes.values())), one.sites | two.sites, where=one.where, changes=changes)
 
 
@@ -155,7 +157,9 @@ def numbers_together(call: Call, numbers: Sequence[float]) -> Iterator[Change]:
             what = (
                 f"{call.name}'s {first} and {second} {pair[0]:.10g} and {pair[1]:.10g} instead of {x:.10g} and {y:.10g}"
             )
-            yield Change("number", what, _with_both(one, other, pair), tier=2)
+            of_each = ((first, x, pair[0]), (second, y, pair[1]))
+            values = tuple(Value(as_code(jax), as_code(torch), call.name, name) for name, torch, jax in of_each)
+            yield Change("number", what, _with_both(one, other, pair), tier=2, values=values)
 
 
 def _with_both(one: int | str, other: int | str, pair: tuple[float, float]) -> Answer:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jaxddp.parity.deviation import Value
 from jaxddp.parity.diagnosis.forward.calls import Call, Change, Proceed
 
 MEASURES = {"std": "standard deviation", "var": "variance"}
@@ -38,7 +39,8 @@ def deviation(call: Call) -> Iterator[Change]:
 
     instead = f"with divisor {DIVISORS[other]} instead of {DIVISORS[used]}"
     group = f"standard deviations and variances {instead}"
-    yield Change("std_correction", f"{MEASURES[kind]} {instead}", answer, group=group)
+    values = (Value(f"{other:g}", f"{used:g}", kind, "correction"),)
+    yield Change("std_correction", f"{MEASURES[kind]} {instead}", answer, group=group, values=values)
 
 
 def _correction(call: Call) -> float:
@@ -73,7 +75,8 @@ def normalized_axes(call: Call) -> Iterator[Change]:
     for axes in [*((axis,) for axis in range(x.ndim)), *(tuple(range(first, x.ndim)) for first in range(x.ndim))]:
         if axes != given:
             what = f"layer_norm over the axes {_listed(axes)} instead of {_listed(given)}"
-            yield Change("other_axis", what, partial(_layer_norm, axes, _exact), tier=3)
+            values = (Value(_as_code(axes), _as_code(given), call.name),)
+            yield Change("other_axis", what, partial(_layer_norm, axes, _exact), tier=3, values=values)
 
 
 def _given_axes(call: Call) -> tuple[int, ...]:
@@ -83,6 +86,10 @@ def _given_axes(call: Call) -> tuple[int, ...]:
 
 def _listed(axes: tuple[int, ...]) -> str:
     return " and ".join(map(str, axes))
+
+
+def _as_code(axes: tuple[int, ...]) -> str:
+    return f"{axes[0] if len(axes) == 1 else axes}"
 
 
 def _batch_norm(call: Call, proceed: Proceed, value: float) -> Any:

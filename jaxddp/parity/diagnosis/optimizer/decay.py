@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number, numbers
+from jaxddp.parity.deviation import Value
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, both, discrete, number, numbers
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
 from jaxddp.parity.diagnosis.optimizer.stock_step import StockStep
@@ -26,6 +27,7 @@ from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown
 NORMS = ("norm", "bn", "ln")  # in the names of normalisation layers
 EMBEDDINGS = ("emb", "wte", "wpe")  # in the names of embeddings
 SENSELESS = 2.0  # no weight decay is that large
+MATRICES = "on tensors with two or more dimensions"
 NAMED = 3  # largest number of tensors that are listed by name
 
 
@@ -47,6 +49,7 @@ def _value(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         lambda r, v: with_decay(r, np.where(decay_of(r) > 0, v[0], 0.0)),
         lambda v: f"weight decay {number(v[0])}, the reference has {numbers(decay_of(program)[decay_of(program) > 0])}",
         (Unknown((float(decay_of(program).max()), 1e-4), unit=1e-2, high=SENSELESS),),
+        values=lambda v: both(v[0], decay_of(program)[decay_of(program) > 0], program.kind, DECAY),
     )
 
 
@@ -65,6 +68,7 @@ def _some(is_coupled: bool, reach: str, mask: np.ndarray) -> OptimizerEdit:
         lambda r, v: _of_kind(with_decay(r, np.where(mask, v[0], 0.0)), is_coupled),
         lambda v: f"weight decay {number(v[0])}, {kind}, {reach}, where the reference has none",
         (Unknown((1e-4, 1e-2), unit=1e-2, high=SENSELESS),),
+        values=lambda v: (Value(number(v[0]), key=DECAY),),
     )
 
 
@@ -130,7 +134,9 @@ def _mask(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
         changes = {"also acts on": mask & ~decayed, "does not act on": decayed & ~mask}
         it = " and ".join(f"{what} {listed(program, tensors)}" for what, tensors in changes.items() if tensors.any())
         says = f"acts {reach}, unlike in the reference: it {it}" if reach else f"{it}, unlike in the reference"
-        yield discrete("decay_mask", f"weight decay {says}", partial(_masked, mask=mask))
+        further = mask & ~decayed
+        matrices = listed(program, further) if reach == MATRICES and further.any() else ""
+        yield discrete("decay_mask", f"weight decay {says}", partial(_masked, mask=mask), detail=matrices)
 
 
 def _distinct(masks: Iterable[tuple[str, np.ndarray]], seen: list[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
@@ -186,7 +192,7 @@ def _reaches(program: OptimizerProgram) -> Iterator[tuple[str, np.ndarray]]:
     kinds = _kinds(program)
     matrices = np.array([len(shape) > 1 for shape in program.shapes])
     yield "on all tensors", np.ones(len(program.names), bool)
-    yield "on tensors with two or more dimensions", matrices
+    yield MATRICES, matrices
     yield from ((f"on all but {kind}", ~mask) for kind, mask in kinds.items())
     yield "on all but biases and norms", ~(kinds["biases"] | kinds["norms"])
     yield "on all but biases, norms and embeddings", ~(kinds["biases"] | kinds["norms"] | kinds["embeddings"])

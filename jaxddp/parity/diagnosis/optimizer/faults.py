@@ -3,17 +3,18 @@
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from operator import methodcaller
 
 import numpy as np
 
 from jaxddp.parity.compare.patterns import scaled
+from jaxddp.parity.deviation import Value
 from jaxddp.parity.diagnosis.optimizer import trace_edits
-from jaxddp.parity.diagnosis.optimizer.clip_edits import clip_edits
 from jaxddp.parity.diagnosis.optimizer.decay import DECAY, decay_edits
-from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number, numbers, typical
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, both, discrete, number, numbers, typical
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.rates_of_tensors import EQUAL, rates_of_tensors
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
@@ -22,7 +23,9 @@ from jaxddp.parity.diagnosis.optimizer.trace_edits import TraceEdit
 from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence
 from jaxddp.parity.diagnosis.optimizer.warmup import warmup_edits
 from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown, Values
+from jaxddp.parity.diagnosis.wrong_clipping import ClippingFault, at_norm, by_value, wrong_clipping
 
+SEEN = "the optimizer sees gradients"
 LINEAR = ("SGD", "ASGD")  # whose updates are linear in the gradients
 # Parts of the state in words; "step" is said last.
 WORDS = {
@@ -110,6 +113,7 @@ def _rate(program: OptimizerProgram, counts: dict[int, str]) -> Iterator[Optimiz
         lambda v: f"learning rate {factors.get(v[0], f'times {_factor(v[0])}')}",
         (Unknown((1.0,), low=1e-6, likely=tuple(factors)),),
         frozenset({"loss_scale"} if program.kind in LINEAR else ()),
+        values=lambda v: (Value(_factor(v[0]), "1", key="lr", is_factor=True),),
     )
 
 
@@ -133,17 +137,18 @@ def _scale(program: OptimizerProgram, counts: dict[int, str], sizes: Mapping[int
     yield OptimizerEdit(
         "loss_scale",
         lambda p, v: replace(p, scale=p.scale * v[0]),
-        lambda v: scaled("the optimizer sees gradients times", v[0], sizes),
+        lambda v: scaled(SEEN, v[0], sizes).says,
         (replace(unknown, likely=tuple(likely)),),
         frozenset({same}),
+        values=lambda v: scaled(SEEN, v[0], sizes).values,
     )
 
 
 def _hidden(evidence: OptimizerEvidence) -> Iterator[OptimizerEdit]:
     """Yield the factors of gradients that the port does not show; a loss scale of that size is one of these."""
-    for fault, times, says in evidence.factors:
+    for one, times in evidence.factors:
         change = partial(_scaled, times=times)
-        yield replace(discrete(fault, says, change), excludes=frozenset({"loss_scale"}))
+        yield discrete(one.kind, one.says, change, *one.values, excludes=frozenset({"loss_scale"}))
 
 
 def _scaled(program: OptimizerProgram, times: float) -> OptimizerProgram:
@@ -207,7 +212,8 @@ def _options(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         yield _option(fault, program, dict(zip(names, titles, strict=True)))
     if "eps" in program.options:
         none = f"eps 0, the reference has {numbers(program.options['eps'])}"
-        yield discrete("eps_value", none, partial(OptimizerProgram.with_options, eps=0.0), True)
+        values = both(0.0, program.options["eps"], program.kind, "eps")
+        yield discrete("eps_value", none, partial(OptimizerProgram.with_options, eps=0.0), *values, removes=True)
 
 
 def _option(fault: str, program: OptimizerProgram, words: dict[str, str]) -> OptimizerEdit:
@@ -220,12 +226,14 @@ def _option(fault: str, program: OptimizerProgram, words: dict[str, str]) -> Opt
     """
     references = [program.options[name] for name in words]
 
-    def says(values: Values) -> str:
-        named = zip(words.values(), values, references, strict=True)
+    def differing(fitted: Values) -> list[tuple[str, float, np.ndarray]]:
+        of_each = zip(words, fitted, references, strict=True)
+        return [one for one in of_each if not np.allclose(one[2], one[1], rtol=1e-9, atol=1e-14)]
+
+    def says(fitted: Values) -> str:
         return " and ".join(
-            f"{name} {number(value)}, the reference has {numbers(reference)}"
-            for name, value, reference in named
-            if not np.allclose(reference, value, rtol=1e-9, atol=1e-14)
+            f"{words[name]} {number(value)}, the reference has {numbers(reference)}"
+            for name, value, reference in differing(fitted)
         )
 
     return OptimizerEdit(
@@ -234,6 +242,9 @@ def _option(fault: str, program: OptimizerProgram, words: dict[str, str]) -> Opt
         says,
         tuple(_unknown(name, typical(reference)) for name, reference in zip(words, references, strict=True)),
         frozenset({"loss_scale"} if fault == "eps_value" else ()),
+        values=lambda v: tuple(
+            x for name, fitted, reference in differing(v) for x in both(fitted, reference, program.kind, name)
+        ),
     )
 
 
@@ -301,6 +312,7 @@ def _starts(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
             lambda p, v: replace(p.with_options(dampening=v[0]), begin={"momentum_buffer": 0.0}),
             lambda v: f"dampening {number(v[0])} from the first gradient on, the reference has {numbers(reference)}",
             (Unknown((float(reference.max()), 0.5), high=1.0),),
+            values=lambda v: both(v[0], reference, program.kind, "dampening"),
         )
     if program.kind == "RMSprop":
         starting = trace_edits.starting("square_avg", "start")  # one for all values: each edit is compiled
@@ -309,4 +321,47 @@ def _starts(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
             lambda p, v: p.with_edit(starting, start=v[0]),
             lambda v: f"RMSprop's squares start from {number(v[0])}, in the reference from 0",
             (Unknown((1e-3, 0.1, 1.0), unit=0.1),),  # searched linearly, because the value may be 0
+            values=lambda v: both(v[0], 0.0),
         )
+
+
+NORMS = (0.1, 0.5, 1.0, 5.0)  # starts of the search for a norm
+VALUES = (0.01, 0.1, 1.0)
+
+
+def clip_edits(program: OptimizerProgram, sample: Sample, world_size: int) -> Iterator[OptimizerEdit]:
+    """Yield alternative clipping rules: another max norm, by value, and, if the reference clips, none.
+
+    Args:
+        program: the reference's program.
+        sample: sample of the gradients.
+        world_size: number of replicas.
+    """
+    reference = program.clipping
+    start = reference.max_norm or float(np.median(program.norms))
+    for epsilon in (reference.epsilon, 0.0) if reference.max_norm is None else (reference.epsilon,):  # 0 as in optax
+        # A norm that is never reached clips nothing.
+        norms = Unknown((start, *NORMS), "log", low=1e-12, high=program.norms.max())
+        at = partial(at_norm, epsilon=epsilon, reference=reference)
+        yield _fitted(at, norms, "clip_missing", "clip_norm_local")
+    for one, fields in wrong_clipping(reference, world_size):
+        never_clips = np.all(replace(reference, **fields).factor(program.norms) == 1.0)
+        if one.kind != "clip_norm_local" or not never_clips:
+            clipped = methodcaller("with_clipping", **fields)
+            yield discrete(one.kind, one.says, clipped, *one.values, removes=one.kind == "clip_missing")
+    sizes = np.abs(sample.gradients / program.clipped[: len(sample.gradients), None])
+    starts = tuple(float(x) for x in np.quantile(sizes, (0.5, 0.9, 0.99)) if x > 0)
+    values = Unknown((*VALUES, *starts), "log", low=1e-12, high=float(sizes.max()))
+    others = "clip_norm", "clip_missing", "clip_norm_local", "clip_epsilon"
+    yield _fitted(partial(by_value, reference=reference), values, *others)
+
+
+def _fitted(wrong: Callable[[float], ClippingFault], unknown: Unknown, *excludes: str) -> OptimizerEdit:
+    return OptimizerEdit(
+        wrong(1.0)[0].kind,
+        lambda program, v: program.with_clipping(**wrong(v[0])[1]),
+        lambda v: wrong(v[0])[0].says,
+        (unknown,),
+        frozenset(excludes),
+        values=lambda v: wrong(v[0])[0].values,
+    )

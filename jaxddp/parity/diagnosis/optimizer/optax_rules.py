@@ -8,6 +8,7 @@ import numpy as np
 import optax
 from jax import numpy as jnp
 
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence, residuals
 from jaxddp.parity.diagnosis.search.decide import Hypothesis
@@ -75,4 +76,4 @@ def optax_rule(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypoth
             rate = float(program.lr[index, 0])
             predicted = {name: -rate * np.asarray(x) for name, x in directions.items()}
             worst = max(worst, *residuals(step.update, predicted).values())
-    return Hypothesis(("optax_rule",), f"{rule.name}'s rule: {rule.instead}", worst)
+    return Hypothesis((Deviation("optax_rule", f"{rule.name}'s rule: {rule.instead}"),), worst)

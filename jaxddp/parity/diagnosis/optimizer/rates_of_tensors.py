@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from jaxddp.parity.deviation import Value
 from jaxddp.parity.diagnosis.optimizer.decay import listed
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
@@ -38,6 +39,7 @@ def _of_some(program: OptimizerProgram, sample: Sample, floor: float) -> Iterato
         lambda v: f"learning rate of {which} times {number(v[0])}" if v[0] else f"not updated in the port: {which}",
         (Unknown((0.5,), low=-1.0),),
         frozenset({"lr_scaled", "warmup_start", "lr_off_by_one", "scheduler_too_fast"}),
+        values=lambda v: (Value(number(v[0]), "1", key="lr", is_factor=True),) if v[0] else (),
     )
 
 

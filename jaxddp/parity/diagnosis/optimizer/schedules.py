@@ -7,7 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
+from jaxddp.parity.deviation import Value
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, both, discrete, number
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown, Values
 
@@ -89,7 +90,7 @@ def _staircase(program: OptimizerProgram, counts: dict[int, str]) -> Iterator[Op
     for n in range(1, len(program.index)) if every > 1 else ():
         if n % every and every / n not in counts:  # the others are a clock that is slow, or runs ahead
             says = f"the learning rate changes every {n} steps, the reference's every {every}"
-            yield discrete(FAULT, says, _at(partial(_paced, every, n)))
+            yield discrete(FAULT, says, _at(partial(_paced, every, n)), Value(f"{n}", f"{every}"))
 
     def change(program: OptimizerProgram, values: Values) -> OptimizerProgram:
         return _falling(program, 0, lambda rates: rates[0] * values[0] ** np.round(np.log(rates / rates[0]) / fall))
@@ -104,6 +105,7 @@ def _staircase(program: OptimizerProgram, counts: dict[int, str]) -> Iterator[Op
         ),
         (Unknown((float(factors[0]), 0.5, 0.95), low=1e-6, high=1.0),),
         OTHERS,
+        values=lambda values: both(values[0], factors[0]),
     )
 
 
@@ -144,7 +146,9 @@ def _floor(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         return f"the learning rate falls to {number(lowest_of(values))}, the reference's to {number(least)}"
 
     unknown = Unknown((0.1 * peak,), unit=peak, low=-STRAIGHT * peak, high=peak, likely=(0.0,), rounded=True)
-    yield OptimizerEdit(FAULT, change, says, (unknown,), OTHERS)
+    yield OptimizerEdit(
+        FAULT, change, says, (unknown,), OTHERS, values=lambda values: both(lowest_of(values), least, key="lr")
+    )
 
 
 def _lowest(falling: np.ndarray) -> float | None:

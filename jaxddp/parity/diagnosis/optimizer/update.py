@@ -17,6 +17,7 @@ from jaxddp.parity.compare.clipping import (
     shows_clipping,
 )
 from jaxddp.parity.compare.judge import Located
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.micro_batches import not_divided
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
@@ -149,12 +150,13 @@ def _with_sums(evidence: Evidence, given: OptimizerEvidence, ruling: Ruling) -> 
     if not once:
         return ruling
     left = [] if ruling.named else [x for of_step in reference_residuals(given) or [] for x in of_step.values()]
-    explained = (Hypothesis((), "", max(left)),) if left and max(left) <= _floor(evidence) else ruling.named
+    explained = (Hypothesis((), max(left)),) if left and max(left) <= _floor(evidence) else ruling.named
     names = dict.fromkeys([*once, *(one.other for one in evidence.summands if one.first in once)])
     norm = "" if evidence.facts.clip_grad_norm is None else ", and clips by a norm that counts each"
-    moved = f"torch moves {listed([*names], joint=', ')} by an update each{norm}, jax their sum by one"
-    both = [replace(x, faults=(*x.faults, FAULT), says=f"{x.says}; {moved}".lstrip("; ")) for x in explained]
-    return replace(ruling, named=tuple(both))
+    moved = Deviation(
+        FAULT, f"torch moves {listed([*names], joint=', ')} by an update each{norm}, jax their sum by one"
+    )
+    return replace(ruling, named=tuple(replace(x, deviations=(*x.deviations, moved)) for x in explained))
 
 
 def _floor(evidence: Evidence) -> float:
@@ -189,14 +191,14 @@ def _explain(evidence: Evidence, given: OptimizerEvidence, near: float, deep: bo
     ruling = explain_optimizer(given, floor, near, deep)
     if evidence.case.world_size == 1 or not _hides_mean(evidence):
         return ruling
-    of_own, (fault, says) = _optimizer_evidence(evidence, averaged=False), NO_MEAN
+    of_own = _optimizer_evidence(evidence, averaged=False)
     left = [value for of_step in reference_residuals(of_own) or [] for value in of_step.values()]
-    others = [Hypothesis((fault,), says, max(left, default=math.inf)), *filter(None, [ruling.runner_up])]
+    others = [Hypothesis((NO_MEAN,), max(left, default=math.inf)), *filter(None, [ruling.runner_up])]
     alone = decide([*ruling.named, *others], floor)
     if alone.named or not deep:
         return alone
     beside = explain_optimizer(of_own, floor, near).named
-    pairs = [replace(one, faults=(fault, *one.faults), says=f"{says}; {one.says}") for one in beside]
+    pairs = [replace(one, deviations=(NO_MEAN, *one.deviations)) for one in beside]
     return decide([*pairs, *others], floor)
 
 
@@ -205,8 +207,8 @@ def _hides_mean(evidence: Evidence) -> bool:
     return evidence.facts.custom_step and not {"gradients", "clipped_gradients"} & set(evidence.jax[0])
 
 
-def _hidden_factors(evidence: Evidence) -> Iterator[tuple[str, float, str]]:
-    """Yield fault, factor and description of wrong factors of the gradients that the port does not show."""
+def _hidden_factors(evidence: Evidence) -> Iterator[tuple[Deviation, float]]:
+    """Yield faults that multiply the gradients that the port does not show, and their factors."""
     if not _hides_mean(evidence):
         return
     if evidence.case.world_size > 1:

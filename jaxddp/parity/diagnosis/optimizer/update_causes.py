@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.optimizer.aliased import aliased
+from jaxddp.parity.deviation import Deviating, Deviation
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit
 from jaxddp.parity.diagnosis.optimizer.faults import edits
-from jaxddp.parity.diagnosis.optimizer.free_rates import free_rates
 from jaxddp.parity.diagnosis.optimizer.optax_rules import optax_rule
+from jaxddp.parity.diagnosis.optimizer.other_updates import aliased, free_rates, rounded_rate
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
-from jaxddp.parity.diagnosis.optimizer.rounded_rate import rounded_rate
 from jaxddp.parity.diagnosis.optimizer.sample import Sample, survey, take_sample
-from jaxddp.parity.diagnosis.optimizer.trial import Trial, plainest, without_copies
+from jaxddp.parity.diagnosis.optimizer.schedules import FAULT as SCHEDULE
 from jaxddp.parity.diagnosis.optimizer.update_evidence import (
     OptimizerEvidence,
     OptimizerStep,
@@ -27,9 +26,10 @@ from jaxddp.parity.diagnosis.optimizer.update_evidence import (
     residuals,
     with_rates_of_float32,
 )
-from jaxddp.parity.diagnosis.search.decide import SEPARATION, Hypothesis, Ruling, decide
+from jaxddp.parity.diagnosis.optimizer.warmup import FAULT as WARMUP
+from jaxddp.parity.diagnosis.search.decide import SEPARATION, Hypothesis, Ruling, decide, is_plain
 from jaxddp.parity.diagnosis.search.grow import grow
-from jaxddp.parity.diagnosis.search.nonlinear_fit import Values, far_off, polish, round_values, sensible, solve
+from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown, Values, far_off, polish, round_values, sensible, solve
 from jaxddp.parity.diagnosis.threads import torch_threads
 
 __all__ = ["OptimizerEvidence", "OptimizerStep", "explain_optimizer", "reference_residuals"]
@@ -39,10 +39,103 @@ PROMISING = 1e-7  # largest screened residual of a trial that is fitted on the f
 SCREEN_STEPS = 3  # steps of the screen beyond the first that differs
 SCREEN_ELEMENTS = 300
 SIDE_BY_SIDE = 16  # trials that are replayed on the full run at once, so that each step is read once for all
-NEAREST = {
-    1: 8,
-    2: 3,
-}  # edits, and pairs, to which one more is added; measured: the 6th edit and the 1st pair are needed
+# Edits, and pairs, to which one more is added; measured: the 6th edit and the 1st pair are needed.
+NEAREST = {1: 8, 2: 3}
+SAME_RATES = 1e-6  # relative; a rate may be a float32
+SCHEDULES = frozenset({WARMUP, SCHEDULE})
+COPIES = SCHEDULES | {"loss_scale"}  # what may do the same as a plainer fault
+TWINS = {"loss_scale": "eps_value"}  # equivalent for an optimizer that divides gradients by their own scale
+TWINS_PART = frozenset({"adagrad_accumulator", "rmsprop_centred"})  # faults with which twins are not equivalent
+
+
+@dataclass(frozen=True)
+class Trial(Deviating):
+    """Edits with the values that fit best.
+
+    Attributes:
+        edits: in the order in which they are made.
+        values: of all their unknowns.
+        residual: left by the edits.
+        round: every value is likely, or has few digits.
+    """
+
+    edits: tuple[OptimizerEdit, ...]
+    values: Values = ()
+    residual: float = np.inf
+    round: bool = True
+
+    @property
+    def plain(self) -> bool:
+        """Return whether somebody may have written every value."""
+        pairs = zip(self.values, self.unknowns, strict=True)
+        return self.round or all(unknown.rounded or is_plain(value) for value, unknown in pairs)
+
+    @property
+    def unknowns(self) -> tuple[Unknown, ...]:
+        return tuple(unknown for edit in self.edits for unknown in edit.unknowns)
+
+    def of_each(self, values: Values) -> list[tuple[OptimizerEdit, Values]]:
+        """Return the edits with their shares of some values of all unknowns."""
+        left = iter(values)
+        return [(edit, tuple(itertools.islice(left, len(edit.unknowns)))) for edit in self.edits]
+
+    def without(self, edit: OptimizerEdit) -> "Trial":
+        """Return the trial without one of its edits, the others' values unchanged."""
+        kept = [(one, values) for one, values in self.of_each(self.values) if one is not edit]
+        return replace(self, edits=tuple(one for one, _ in kept), values=tuple(itertools.chain(*(v for _, v in kept))))
+
+    @property
+    def removes(self) -> bool:
+        """Return whether the port only lacks parts of the reference, or has 0 for their numbers."""
+        return all(edit.removes or (values and not any(values)) for edit, values in self.of_each(self.values))
+
+    @property
+    def kind(self) -> frozenset[str]:
+        """Faults, twins under one name, unless the squares start from another value."""
+        apart = not TWINS_PART.isdisjoint(self.faults)
+        return frozenset(fault if apart else TWINS.get(fault, fault) for fault in self.faults)
+
+    def program(self, reference: OptimizerProgram, values: Values) -> OptimizerProgram:
+        """Apply the edits to the reference's program, one after the other."""
+        for edit, of_edit in self.of_each(values):
+            reference = edit.change(reference, of_edit)
+        return reference
+
+    @property
+    def deviations(self) -> tuple[Deviation, ...]:
+        return tuple(edit.deviation(values) for edit, values in self.of_each(self.values))
+
+
+def without_copies(explaining: list[Trial], reference: OptimizerProgram) -> list[Trial]:
+    """Drop a schedule, or a fitted scale, with the same rates and the same scale as a plainer fault.
+
+    A shift by one step may make the same rates, and a sum over the replicas the same scale.
+    """
+    programs = {trial: trial.program(reference, trial.values) for trial in explaining}
+
+    def weight(trial: Trial) -> tuple[int, bool]:
+        return len(trial.values), not SCHEDULES.isdisjoint(trial.faults)
+
+    def copies(trial: Trial, other: Trial) -> bool:
+        plainer = len(other.edits) <= len(trial.edits) and weight(other) < weight(trial)
+        beside = set(trial.faults) - COPIES
+        one, same = programs[trial], programs[other]
+        alike = np.allclose(one.lr, same.lr, rtol=SAME_RATES) and np.isclose(one.scale, same.scale, rtol=SAME_RATES)
+        return plainer and beside <= set(other.faults) and bool(alike)
+
+    others = [trial for trial in explaining if not COPIES.isdisjoint(trial.faults)]
+    copied = [trial for trial in others if any(copies(trial, other) for other in explaining)]
+    return [trial for trial in explaining if trial not in copied]
+
+
+def plainest(explaining: list[Trial]) -> list[Trial]:
+    """Return the trial with the fewest edits for each set of faults; one with odd values only if none is round."""
+    by_merit = sorted(explaining, key=lambda trial: (len(trial.edits), len(trial.values), not trial.round))
+    some_round = [trial for trial in by_merit if trial.round]
+    fewest = len((some_round or by_merit)[0].edits) if by_merit else 0
+    one_each = {trial.faults: trial for trial in reversed(by_merit) if len(trial.edits) == fewest}.values()
+    kinds = {trial.kind for trial in some_round}
+    return [trial for trial in one_each if trial.round or not kinds or trial.kind in kinds]
 
 
 def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] | None:
@@ -237,7 +330,7 @@ def _hypotheses(trials: list[Trial], reference: OptimizerProgram, evidence: Opti
                 of_update = max(residuals(replayed.step.update, replayed.update).values())
                 worst[place] = max(worst[place], of_update, min(contradiction(replayed, program), 1.0))
     return [
-        Hypothesis(trial.faults, trial.says(), residual, len(trial.values), trial.plain, removes=trial.removes)
+        Hypothesis(trial.deviations, residual, len(trial.values), trial.plain, removes=trial.removes)
         for trial, residual in zip(trials, worst, strict=True)
     ]
 
@@ -249,8 +342,7 @@ def _with_rounded_rates(
     for trial in trials:
         rounded = rounded_rate(evidence, trial.program(reference, trial.values), floor)
         if rounded is not None:
-            says = "; ".join(filter(None, (trial.says(), rounded.says)))
-            yield replace(rounded, faults=(*trial.faults, *rounded.faults), says=says, values=len(trial.values))
+            yield replace(rounded, deviations=(*trial.deviations, *rounded.deviations), values=len(trial.values))
 
 
 def _better_than_none(
@@ -260,7 +352,7 @@ def _better_than_none(
 
     None is left if the reference without a fault explains everything.
     """
-    none = replace(_hypotheses([Trial(())], reference, evidence)[0], says="no fault")
+    (none,) = _hypotheses([Trial(())], reference, evidence)
     if none.residual <= floor:
         return []
     return [*(hypothesis for hypothesis in hypotheses if hypothesis.residual < none.residual), none]

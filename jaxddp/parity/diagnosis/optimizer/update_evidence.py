@@ -12,6 +12,7 @@ from torch import Tensor
 
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.compare.rates import shares_of_float32
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.trace import IMPLEMENTATION, State
 from jaxddp.parity.records import relative, stage_norm
@@ -77,7 +78,7 @@ class OptimizerEvidence:
         clipping: how the reference clips; by norm, the steps' gradients have been clipped already. NOT_CLIPPED: it does
             not clip, or before the first stage that is given.
         sizes: sizes of the batch, in words.
-        factors: fault, factor and description of mistakes in the gradients that the port does not show.
+        factors: mistakes that multiply the gradients that the port does not show, and their factors.
     """
 
     kind: str
@@ -90,7 +91,7 @@ class OptimizerEvidence:
     highest: float = 0.0
     rounding: Sequence[float] = ()
     sizes: Mapping[int, str] = field(default_factory=dict)
-    factors: Sequence[tuple[str, float, str]] = ()
+    factors: Sequence[tuple[Deviation, float]] = ()
 
 
 def reference_program(evidence: OptimizerEvidence) -> OptimizerProgram | None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from jaxddp.parity.deviation import Value
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.schedules import STRAIGHT, column_of, curve_of, last_peak
@@ -115,7 +116,8 @@ def _of_other_lengths(column: np.ndarray, end: int, steps: int) -> Iterator[Opti
             rests[", and the schedule ends at the same step"] = np.where(t < begin, line, rest(places))
         alike = all(np.array_equal(rates[:steps], later[:steps]) for rates in rests.values()) or begin >= steps
         for more, rates in [*rests.items()][: 1 if alike else None]:
-            yield discrete(FAULT, says if alike else f"{says}{more}", _with_rates(column, end, rates))
+            words, change = says if alike else f"{says}{more}", _with_rates(column, end, rates)
+            yield discrete(FAULT, words, change, Value(f"{other}", f"{length}"))
 
 
 def _with_rates(column: np.ndarray, end: int, rates: np.ndarray) -> Callable[[OptimizerProgram], OptimizerProgram]:

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.parity.deviation import Deviation, Value
 from jaxddp.parity.diagnosis.micro_batches import MICRO_BATCH, STALE, SUMMED, not_divided, other_means, summed_in_loss
-from jaxddp.parity.diagnosis.reduction.recipe import ReductionRecipe, ReductionStep
-from jaxddp.parity.diagnosis.reduction.wires import WIRES
-from jaxddp.parity.diagnosis.search.scaled import Scaling
+from jaxddp.parity.diagnosis.reduction.recipe import WIRES, ReductionRecipe, ReductionStep
+from jaxddp.parity.diagnosis.search.fit import Scaling
 from jaxddp.parity.diagnosis.wrong_clipping import ClippingFault, at_norm, by_value, wrong_clipping
 from jaxddp.parity.records import stage_norm
 
 TINY = 1e-9  # relative
 FEW = 5  # micro-batches of which any choice is tried
 MOST_LISTED = 4  # tensors in words
-NO_MEAN = "no_sync", "every replica keeps its own gradient"  # fault, description
+NO_MEAN = Deviation("no_sync", "every replica keeps its own gradient")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +45,17 @@ class ReductionEdit(Scaling):
         return isinstance(other, ReductionEdit) and other.kind == self.kind
 
 
-def wrong_means(world_size: int) -> list[tuple[str, float, str]]:
-    """Return fault, factor of the gradients, and description of mistakes in the mean over the replicas."""
+def wrong_means(world_size: int) -> list[tuple[Deviation, float]]:
+    """Return mistakes in the mean over the replicas, and the factors of the gradients."""
+    says = f"gradients divided by {world_size} once too often"
     return [
-        ("sum_not_mean", world_size, f"gradients times {world_size}, the number of replicas: a sum"),
-        ("averaged_twice", 1 / world_size, f"gradients divided by {world_size} once too often"),
+        (_multiplied("sum_not_mean", world_size, "the number of replicas: a sum"), world_size),
+        (Deviation("averaged_twice", says), 1 / world_size),
     ]
+
+
+def _multiplied(fault: str, times: int, why: str) -> Deviation:
+    return Deviation(fault, f"gradients times {times}, {why}", (Value(f"{times}", "1", is_factor=True),))
 
 
 def edits(
@@ -67,15 +72,15 @@ def edits(
     world_size, pieces = first.counts.shape
     yield from _local_edits(reference, world_size, pieces)
     of_two = (pieces * world_size, pieces / world_size) if min(first.counts.shape) > 1 else ()
-    fitted = partial(ReductionEdit, fault="loss_scale", factor=1.0, sizes=tuple(sizes.items()), of_two=of_two)
+    fitted = partial(ReductionEdit, value=1.0, sizes=tuple(sizes.items()), of_two=of_two)
     if "local_gradients" in first.shown:
-        yield fitted(kind="local", what="local gradients times", change=_times("local_factor"))
-        yield fitted(kind="factor", what="reduced gradients times", change=_times("factor"))
+        yield fitted(kind="local", what="local gradients", change=_times("local_factor"))
+        yield fitted(kind="factor", what="reduced gradients", change=_times("factor"))
         if world_size > 1:
             says = "the mean over the replicas weighs them by their elements, the reference weighs them alike"
             yield _edit("reduction", "global_mean", says, weighted=True)
     else:  # to scale either is the same
-        yield fitted(kind="local", what="gradients times", change=_times("local_factor"))
+        yield fitted(kind="local", what="gradients", change=_times("local_factor"))
     yield from _reduction_edits(world_size)
     yield from _clip_edits(reference, world_size, tied)
     for early in _subsets(pieces):
@@ -86,25 +91,24 @@ def edits(
 
 def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> Iterator[ReductionEdit]:
     """Yield mistakes in combining a replica's micro-batches."""
-    for over, fault, says in other_means(reference.over, world_size, pieces):
-        yield _edit("normalization", fault, says, over=over)
+    for over, mean in other_means(reference.over, world_size, pieces):
+        yield _known("normalization", mean, over=over)
     if reference.over == MICRO_BATCH:
-        yield _edit("normalization", *SUMMED, over="")
+        yield _known("normalization", SUMMED, over="")
     if pieces > 1:
-        fault, _, says = not_divided(pieces)
-        yield _edit("normalization", fault, says, over=MICRO_BATCH, divide=False)
+        yield _known("normalization", not_divided(pieces)[0], over=MICRO_BATCH, divide=False)
         for kept in (0, pieces - 1):
             which = "last" if kept else "first"
             for divide, shares in ((True, ""), (False, ", as if there were no others")):
                 says = f"only the {which} of {pieces} micro-batches counts{shares}"
                 yield _edit("normalization", "micro_batches_lost", says, kept=kept, divide=divide)
     if world_size > 1:
-        fault, factor, says = summed_in_loss(world_size)
-        yield _edit("local", fault, says, local_factor=factor)
+        summed, factor = summed_in_loss(world_size)
+        yield _known("local", summed, local_factor=factor)
         says = "every replica's local gradient is already the sum of all local gradients"
         yield _edit("local", "check_vma", f"{says}, and is averaged", summed_at_once=True)
         yield _edit("local", "check_vma", f"{says}, and is summed again", summed_at_once=True, factor=world_size)
-    yield _edit("stale", *STALE, stale=True)
+    yield _known("stale", STALE, stale=True)
 
 
 def _subsets(pieces: int) -> Iterable[tuple[int, ...]]:
@@ -128,16 +132,16 @@ def _reduction_edits(world_size: int) -> Iterator[ReductionEdit]:
     n = world_size
     factors = [
         *wrong_means(n),
-        ("check_vma", n, f"gradients times {n}, the number of replicas: reduced once more"),
-        ("check_vma", n * n, f"gradients times {n * n}, the square of the number of replicas"),
+        (_multiplied("check_vma", n, "the number of replicas: reduced once more"), n),
+        (_multiplied("check_vma", n * n, "the square of the number of replicas"), n * n),
     ]
     for local in (k for k in range(2, n) if n % k == 0):
         says = f"gradients times {n // local}: divided by {local} and not by {n} replicas"
-        factors.append(("local_device_count", n / local, says))
-    for fault, factor, says in factors:
-        yield ReductionEdit(kind="factor", fault=fault, what=says, change=_times("factor", factor))
-    yield _edit("reduction", *NO_MEAN, synchronised=False)
-    says = f"{NO_MEAN[1]}, the gradient of a pmean of the loss"
+        factors.append((Deviation("local_device_count", says), n / local))
+    for one, factor in factors:
+        yield ReductionEdit(kind="factor", known=(one,), change=_times("factor", factor))
+    yield _known("reduction", NO_MEAN, synchronised=False)
+    says = f"{NO_MEAN.says}, the gradient of a pmean of the loss"
     yield _edit("reduction", "collective_in_loss", says, synchronised=False)
     for wire in WIRES:
         says = f"gradients are rounded to {wire.split(',')[0]} between the replicas"
@@ -184,17 +188,18 @@ def _rounded(value: float) -> float:
 
 
 def _clipping(wrong: ClippingFault) -> ReductionEdit:
-    kind = "epsilon" if wrong.fault == "clip_epsilon" else "norm"
-
-    def change(recipe: ReductionRecipe, _: float) -> ReductionRecipe:
-        return recipe.with_clipping(**wrong.fields)
-
-    return ReductionEdit(kind=kind, fault=wrong.fault, what=wrong.says, change=change)
+    deviation, fields = wrong
+    kind = "epsilon" if deviation.kind == "clip_epsilon" else "norm"
+    return ReductionEdit(kind=kind, known=(deviation,), change=lambda recipe, _: recipe.with_clipping(**fields))
 
 
 def _edit(kind: str, fault: str, says: str, **fields: Any) -> ReductionEdit:
+    return _known(kind, Deviation(fault, says), **fields)
+
+
+def _known(kind: str, deviation: Deviation, **fields: Any) -> ReductionEdit:
     """Return an edit that replaces fields of the recipe."""
-    return ReductionEdit(kind=kind, fault=fault, what=says, change=lambda recipe, _: replace(recipe, **fields))
+    return ReductionEdit(kind=kind, known=(deviation,), change=lambda recipe, _: replace(recipe, **fields))
 
 
 def _times(field: str, fixed: float = 1.0) -> Callable[[ReductionRecipe, float], ReductionRecipe]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from jaxddp.parity.deviation import Deviating, Deviation
 from jaxddp.parity.operations import Lines, SegmentText
 
 SEPARATION = 100.0
@@ -36,12 +37,11 @@ def is_plain(value: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Hypothesis:
+class Hypothesis(Deviating):
     """One or several faults, and how much of the port's step they leave unexplained.
 
     Attributes:
-        faults: names of `catalogue.FAULTS`; two or more for faults that are present at once.
-        says: one line with the faults' values ("weight decay 0.0001, the reference has 0.01").
+        deviations: the faults; two or more if they are present at once.
         residual: largest ||predicted - observed|| of any step and tensor, over the norm of the stage.
         values: number of fitted values.
         plain: a programmer may have written each of the values; see `is_plain`.
@@ -49,8 +49,7 @@ class Hypothesis:
         removes: the port only lacks parts of the reference.
     """
 
-    faults: tuple[str, ...]
-    says: str
+    deviations: tuple[Deviation, ...]
     residual: float
     values: int = 0
     plain: bool = True
@@ -86,14 +85,15 @@ def decide(hypotheses: Iterable[Hypothesis], floor: float) -> Ruling:
         hypotheses: in any order.
         floor: the largest residual that counts as rounding.
 
-    >>> right, near = Hypothesis(("nesterov",), "nesterov", 5e-15), Hypothesis(("dampening",), "dampening", 5e-12)
+    >>> nesterov, dampening = (Deviation(name, name) for name in ("nesterov", "dampening"))
+    >>> right, near = Hypothesis((nesterov,), 5e-15), Hypothesis((dampening,), 5e-12)
     >>> decide([right, near], floor=1e-12).named[0].says
     'nesterov'
     >>> decide([right, near], floor=1e-11).named[1].says  # both explain the difference
     'dampening'
-    >>> decide([Hypothesis(("nesterov",), "nesterov", 5e-13), near], floor=1e-12).named  # not far enough apart
+    >>> decide([Hypothesis((nesterov,), 5e-13), near], floor=1e-12).named  # not far enough apart
     ()
-    >>> odd = Hypothesis(("loss_scale",), "gradients times 2e149", 0.0, 1, plain=False)
+    >>> odd = Hypothesis((Deviation("loss_scale", "gradients times 2e149"),), 0.0, 1, plain=False)
     >>> decide([right, odd], floor=1e-12).named == (right,)
     True
     """

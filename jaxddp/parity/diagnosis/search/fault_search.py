@@ -40,9 +40,8 @@ class Explanation:
     @property
     def hypothesis(self) -> Hypothesis:
         """Explanation as a `decide.Hypothesis`."""
-        faults = tuple(fault for item in self.items for fault in item.faults)
-        says = "; ".join(item.says for item in self.items)
-        return Hypothesis(faults, says, self.residual, self.fitted, self.plausible and not self.idle)
+        deviations = tuple(one for item in self.items for one in item.deviations)
+        return Hypothesis(deviations, self.residual, self.fitted, self.plausible and not self.idle)
 
     @property
     def plausible(self) -> bool:

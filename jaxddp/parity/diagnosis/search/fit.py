@@ -5,13 +5,16 @@ every stage over its norm. A value enters the vector almost linearly, so the fir
 predicts the residual at the right value, and Broyden's method reaches that value in a few more.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 import numpy as np
 
+from jaxddp.parity.compare.patterns import scaled
+from jaxddp.parity.deviation import Deviating, Deviation
 from jaxddp.parity.diagnosis.search.decide import is_plain
 
 ITERATIONS = 16  # of Broyden's method; measured: 2 to 9 reach the floor
@@ -24,18 +27,13 @@ Stages = Mapping[str, Mapping[str, np.ndarray]]
 Probe = tuple[int, tuple[int, ...]]  # a step and some replicas
 
 
-class Item(ABC):
+class Item(ABC, Deviating):
     """A fault that a replay can plant, with a value to be fitted or without one."""
 
     @property
     @abstractmethod
-    def faults(self) -> tuple[str, ...]:
-        """Names of `catalogue.FAULTS`."""
-
-    @property
-    @abstractmethod
-    def says(self) -> str:
-        """Description of the fault, with its value."""
+    def deviations(self) -> tuple[Deviation, ...]:
+        """What it is with its value, as one fault or several."""
 
     @abstractmethod
     def excludes(self, other: object) -> bool:
@@ -295,3 +293,53 @@ def _round_numbers(value: float, reference: float) -> Iterator[float]:
         yield 0.0
     for digits in range(1, DIGITS + 1):
         yield float(f"{value:.{digits}g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling(Item):
+    """A fault that may multiply gradients by a number that is to be fitted.
+
+    Attributes:
+        known: what it is, without a fitted number; (): no fault, or one with a fitted number.
+        what: what the number multiplies ("gradients").
+        value: the number; None: there is none.
+        sizes: sizes of the batch, in words.
+    """
+
+    known: tuple[Deviation, ...] = ()
+    what: str = ""
+    value: float | None = None
+    sizes: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def deviations(self) -> tuple[Deviation, ...]:
+        """The fault, with the fitted factor."""
+        return self.known if self.value is None else (scaled(self.what, self.value, dict(self.sizes)),)
+
+    @property
+    def reference(self) -> float | None:
+        """Factor that changes nothing; None: no factor is fitted."""
+        return None if self.value is None else 1.0
+
+    @property
+    def start(self) -> float:
+        """Initial factor of the fit."""
+        return 2.0
+
+    @property
+    def times(self) -> float:
+        """Factor, 1 if none is fitted."""
+        return 1.0 if self.value is None else self.value
+
+    @property
+    def plausible(self) -> bool:
+        """Return whether the factor, or its inverse, is an integer or has few digits, so that a programmer chose it.
+
+        Other factors have other origins, such as the share of labels that are ignored.
+        """
+        factor = abs(self.times) or 1.0
+        return any(math.isclose(x, float(f"{x:.3g}")) or math.isclose(x, round(x)) for x in (factor, 1 / factor))
+
+    def at(self, value: float) -> Self:
+        """Return the fault with another factor."""
+        return replace(self, value=value)

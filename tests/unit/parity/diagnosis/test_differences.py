@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jaxddp.parity.compare.judge import Judgement, Located
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis import differences as module
 from jaxddp.parity.diagnosis.as_differences import CUT_SHORT, as_differences
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
@@ -20,7 +21,7 @@ EVIDENCE: Any = SimpleNamespace(judgement=Judgement(first={"local_loss": Located
 
 
 def test_a_difference_says_that_its_search_was_cut_short() -> None:
-    near = Hypothesis(("label_smoothing",), "label smoothing 0.1", 1e-3)
+    near = Hypothesis((Deviation("label_smoothing", "label smoothing 0.1"),), 1e-3)
     for cut_short, detail in ((False, "of rank 1"), (True, f"of rank 1; {CUT_SHORT}")):
         (difference,) = as_differences(EVIDENCE, "local_loss", Ruling((), near, cut_short))
         assert (difference.stage, difference.step, difference.tensor) == ("local_loss", 3, "loss")

@@ -11,8 +11,12 @@ from torch.nn import Parameter
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 
 import jaxddp.optim
-from jaxddp.parity.catalogue import FAULTS, Known, TorchOptimizer
+from jaxddp.parity.catalogue import FAULTS, TorchOptimizer
+from jaxddp.parity.catalogue.model import BY_HAND
 from jaxddp.parity.catalogue.optimizer import FAULTS as OF_OPTIMIZER
+from jaxddp.parity.compare.patterns import scaled
+from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.diagnosis.micro_batches import SUMMED
 from tests.support.optimizer_ports import COMBINED, SINGLES, Planted
 from tests.support.optimizer_runs import matrices_decay, one_group, run, worst
 from tests.support.schedule_ports import SCHEDULES
@@ -53,7 +57,7 @@ def test_the_code_of_a_fix_makes_torchs_updates(case: Planted) -> None:
     rates = [step.groups[0]["lr"] for step in evidence.steps]
     lr = rates[0] if len(set(rates)) == 1 else lambda count: jax.numpy.asarray(rates)[count]
     for fault in case.causes[0] & CODED:
-        fix = FAULTS[fault].fix_for(Known(case.says, optimizer))
+        fix = FAULTS[fault].fix_for(Deviation(fault, case.says), optimizer)
         assert worst_of(case, made(code_of(fix), lr)) <= CLEAN, fix
         assert worst_of(case, case.jax_optimizer) > 1e-8
 
@@ -74,8 +78,8 @@ def test_the_fix_of_a_decay_is_right_for_every_optimizer_and_mask(kind: Any, gro
     torch_optimizer = partial(kind, weight_decay=0.03)
     case = Planted((frozenset({"decay_value"}),), torch_optimizer, optax.sgd(0.1), options={"groups": groups})
     evidence = case.evidence()
-    known = Known("", TorchOptimizer(evidence.kind, evidence.steps[0].groups))
-    fix = FAULTS["decay_value"].fix_for(known)
+    optimizer = TorchOptimizer(evidence.kind, evidence.steps[0].groups)
+    fix = FAULTS["decay_value"].fix_for(Deviation("decay_value", ""), optimizer)
     assert "0.03" in fix and fix.endswith(", where mask holds the tensors that torch decays") == (
         groups is not one_group
     )
@@ -111,32 +115,34 @@ def test_groups_that_differ_in_more_than_decay_have_no_code_and_the_general_fix(
     groups = [{"betas": (0.9, 0.999), "weight_decay": 0.0}, {"betas": (0.8, 0.999), "weight_decay": 0.0}]
     optimizer = TorchOptimizer("Adam", groups)
     assert optimizer.in_jax() == ""
-    assert FAULTS["betas"].fix_for(Known("", optimizer)) == FAULTS["betas"].fix == FAULTS["betas"].fix_for(None)
+    betas, fault = Deviation("betas", ""), FAULTS["betas"]
+    assert fault.fix_for(betas, optimizer) == fault.fix == fault.fix_for(betas)
 
 
 def test_the_fix_of_a_mask_depends_on_what_the_reference_decays() -> None:
     of_all = TorchOptimizer("AdamW", [{"weight_decay": 0.01}])
     of_some = TorchOptimizer("SGD", [{"weight_decay": 0.01}, {"weight_decay": 0.0}])
-    fixes = [FAULTS["decay_mask"].fix_for(Known("", optimizer)) for optimizer in (of_all, of_some)]
+    fixes = [FAULTS["decay_mask"].fix_for(Deviation("decay_mask", ""), of) for of in (of_all, of_some)]
     assert fixes[0] == "decay all tensors, without a mask: optax.adamw(lr, weight_decay=0.01)"
     assert code_of(fixes[1]) == "optax.chain(optax.add_decayed_weights(0.01, mask), optax.sgd(lr))"
-    says = "weight decay acts on tensors with two or more dimensions, unlike in the reference: it also acts on cls, pos"
-    of_matrices = FAULTS["decay_mask"].fix_for(Known(says, of_some))
+    of_matrices = FAULTS["decay_mask"].fix_for(Deviation("decay_mask", "", detail="cls, pos"), of_some)
     assert of_matrices.endswith("leave out cls, pos") and "ndim" not in of_matrices and "ndim" in fixes[1]
     assert MASK in fixes[1] and len(fixes[1]) < 470  # the console cuts longer lines
 
 
 @pytest.mark.parametrize(
-    ("fault", "says", "part"),
+    ("deviation", "part"),
     [
-        ("ignore_index", "labels of 0 count in the mean", "labels != 0"),
-        ("ignore_index", "labels of -100 count in the mean", "labels != -100"),
-        ("norm_epsilon", "under a root, eps 1e-06, the reference has 1e-05", "under the root"),
-        ("norm_epsilon", "LayerNorm eps 1e-06, the reference has 1e-05", "nnx.LayerNorm"),
-        ("loss_scale", "reduced gradients times 0.9", "leave the gradients as they are, without the factor 0.9"),
-        ("loss_scale", "loss and gradients times 0.9", "use the same loss on both sides"),
-        ("loss_scale", "a sum over the batch, the reference takes the mean: gradients times 32", "losses.mean()"),
+        (Deviation("ignore_index", "", detail="0"), "labels != 0"),
+        (Deviation("ignore_index", "", detail="-100"), "labels != -100"),
+        (Deviation("norm_epsilon", "", detail=BY_HAND), "under the root"),
+        (Deviation("norm_epsilon", ""), "nnx.LayerNorm"),
+        (scaled("reduced gradients", 0.9, {}), "leave the gradients as they are, without the factor 0.9"),
+        (scaled("loss and gradients", 0.9, {}), "use the same loss on both sides"),
+        (scaled("gradients", 32.0, {32: "the batch"}), "take the mean over the batch in the port, like the reference"),
+        (scaled("gradients", 2.0, {2: "the batch"}), "use the same loss on both sides"),  # 2 has other causes too
+        (SUMMED, "(losses * weights).sum() / weights.sum()"),
     ],
 )
-def test_a_fix_has_what_the_cause_says(fault: str, says: str, part: str) -> None:
-    assert part in FAULTS[fault].fix_for(Known(says, TorchOptimizer("SGD", [{}])))
+def test_a_fix_has_what_the_cause_says(deviation: Deviation, part: str) -> None:
+    assert part in FAULTS[deviation.kind].fix_for(deviation, TorchOptimizer("SGD", [{}]))

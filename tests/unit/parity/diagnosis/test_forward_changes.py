@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from jaxddp.parity.diagnosis.forward.call_changes import chosen_term, clamps
 from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
-from jaxddp.parity.diagnosis.forward.clamps import chosen_term, clamps
 from jaxddp.parity.diagnosis.forward.layout import same_padding
 from jaxddp.parity.diagnosis.forward.sites import patches_of, trace
 from jaxddp.parity.diagnosis.forward.statistics import deviation

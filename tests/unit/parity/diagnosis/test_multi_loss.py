@@ -11,11 +11,11 @@ from jax import numpy as jnp
 from torch import nn
 
 from jaxddp.parity.compare.judge import Located
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis import multi_loss
 from jaxddp.parity.diagnosis.forward.calls import CallEdit, Change
 from jaxddp.parity.diagnosis.forward.loss_causes import search_model
-from jaxddp.parity.diagnosis.forward.one_loss import LossOfStep, UnknownWeights
-from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN
+from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN, LossOfStep, UnknownWeights
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
@@ -62,7 +62,7 @@ def test_an_update_that_torch_does_not_make_has_no_cause_in_the_optimizer(
     [
         ({}, (), multi_loss.EQUAL_LOSSES),
         ({"local_loss": Located(1, "loss", 0.5, 1e-12)}, (), ""),
-        ({}, (Hypothesis(("no_sync",), "", 0.0),), ""),
+        ({}, (Hypothesis((Deviation("no_sync", ""),), 0.0),), ""),
     ],
 )
 def test_gradients_that_differ_alone_say_where_to_look(

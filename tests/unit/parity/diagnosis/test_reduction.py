@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from jaxddp.parity.compare.clipping import Clipping
-from jaxddp.parity.diagnosis.reduction.optimizer_gradients import explain_received
 from jaxddp.parity.diagnosis.reduction.reduction_causes import (
     FLOOR,
     SHOWN,
     ReductionRecipe,
     ReductionStep,
+    explain_received,
     explain_reduction,
 )
 from jaxddp.parity.diagnosis.search.decide import SEPARATION

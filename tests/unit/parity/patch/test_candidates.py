@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxddp.parity.catalogue import EDITS, FAULTS, TorchOptimizer
+from jaxddp.parity.deviation import Deviation, Value
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.patch.candidates import candidates
 from jaxddp.parity.user_code.file_text import FileText
@@ -19,121 +20,127 @@ MASKED = TorchOptimizer("AdamW", [{"lr": 0.1, "weight_decay": x} for x in (0.01,
 MODEL = "class Net(nnx.Module):\n    def __init__(self, rngs):\n        self.norm = {}\n\n    def __call__(self, x):\n"
 
 
-def cause(name: str, says: str, optimizer: TorchOptimizer | None = None) -> Cause:
-    return Cause.of((name,), (says,), 0.0, optimizer=optimizer)
+def cause(name: str, *values: Value, optimizer: TorchOptimizer | None = None) -> Cause:
+    return Cause.of([Deviation(name, "", values)], 0.0, optimizer=optimizer)
 
 
 def made(text: str, line: int, found: Cause, torch: tuple[str, int] | None = None) -> list[str]:
     return [*candidates(text, line, found, torch)]
 
 
-# Name, words, the wrong line, the right one.
+# Name, value, the wrong line, the right one.
 OF_A_LINE = [
-    ("number", "leaky_relu's negative_slope 0.3, the reference has 0.2", "leaky_relu(x, 0.3)", "leaky_relu(x, 0.2)"),
+    ("number", Value("0.3", "0.2", "leaky_relu", "negative_slope"), "leaky_relu(x, 0.3)", "leaky_relu(x, 0.2)"),
     (
         "number",
-        "leaky_relu's negative_slope 0.01, the reference has 0.2",
+        Value("0.01", "0.2", "leaky_relu", "negative_slope"),
         "jax.nn.leaky_relu(x)",
         "jax.nn.leaky_relu(x, negative_slope=0.2)",
     ),
-    ("number", "a factor 0.25, the reference has 0.5", "x / 4", "x / 2.0"),
-    ("number", "a divisor 3, the reference has 0.3333333333", "x / 3", "x / (1 / 3)"),
-    ("number", "clamp's min -0.2, the reference has -0.3", "jnp.clip(x, -0.2, 0.2)", "jnp.clip(x, -0.3, 0.2)"),
-    ("number", "index 1 instead of 0", "x[1]", "x[0]"),
+    ("number", Value("0.25", "0.5"), "x / 4", "x / 2.0"),
+    ("number", Value("3", "1 / 3"), "x / 3", "x / (1 / 3)"),
+    ("number", Value("-0.2", "-0.3", "clamp", "min"), "jnp.clip(x, -0.2, 0.2)", "jnp.clip(x, -0.3, 0.2)"),
+    ("number", Value("1", "0"), "x[1]", "x[0]"),
     (
         "other_option",
-        "interpolate's mode 'bilinear' instead of 'nearest'",
+        Value("'bilinear'", "'nearest'", "interpolate", "mode"),
         'resize(x, "bilinear")',
         'resize(x, "nearest")',
     ),
-    ("other_function", "sigmoid instead of silu", "2 * jax.nn.sigmoid(x)", "2 * jax.nn.silu(x)"),
-    ("other_function", "avg_pool2d instead of max_pool2d", "nnx.avg_pool(x, (2, 2))", "nnx.max_pool(x, (2, 2))"),
-    ("gelu_approximation", "GELU by tanh", "jax.nn.gelu(x)", "jax.nn.gelu(x, approximate=False)"),
-    ("gelu_approximation", "GELU by tanh", "apply(nnx.gelu)", "apply(lambda x: nnx.gelu(x, approximate=False))"),
-    ("std_correction", "std divides by n", "jnp.std(x, axis=0)", "jnp.std(x, axis=0, ddof=1)"),
-    ("other_axis", "softmax over axis 0 instead of 1", "softmax(x, axis=0)", "softmax(x, axis=-1)"),
-    ("other_order", "cat of its tensors in the order (1, 0)", "concatenate([a, b])", "concatenate([b, a])"),
-    ("gradient_stopped", "no gradient reaches x", "jax.lax.stop_gradient(x) * 2", "x * 2"),
-    ("gradient_not_stopped", "the gradient of x, times 1", "f(x) + b", "f(jax.lax.stop_gradient(x)) + b"),
-    ("call_added", "tanh after add", "2 * jnp.tanh(a + b)", "2 * (a + b)"),
-    ("loss_scale", "a sum over the batch, the reference takes the mean", "losses.sum()", "losses.mean()"),
-    ("loss_scale", "loss and gradients times 0.5", "0.25 * x.mean()", "0.5 * x.mean()"),
-    ("loss_scale", "loss and gradients times 0.5", "0.5 * x.mean()", "x.mean()"),
-    ("other_function", "mean instead of sum", "(a - b).mean(axis=-1)", "(a - b).sum(axis=-1)"),
-    ("no_sync", "not averaged", "update(x, a)", "update(jax.lax.pmean(x, 'replica'), a)"),
-    ("sum_not_mean", "summed", 'jax.lax.psum(g, "replica")', 'jax.lax.pmean(g, "replica")'),
+    ("other_function", Value("sigmoid", "silu"), "2 * jax.nn.sigmoid(x)", "2 * jax.nn.silu(x)"),
+    ("other_function", Value("avg_pool2d", "max_pool2d"), "nnx.avg_pool(x, (2, 2))", "nnx.max_pool(x, (2, 2))"),
+    ("gelu_approximation", Value(), "jax.nn.gelu(x)", "jax.nn.gelu(x, approximate=False)"),
+    ("gelu_approximation", Value(), "apply(nnx.gelu)", "apply(lambda x: nnx.gelu(x, approximate=False))"),
+    ("std_correction", Value("0", "1", "std", "correction"), "jnp.std(x, axis=0)", "jnp.std(x, axis=0, ddof=1)"),
+    ("other_axis", Value("0", "1", "softmax", "dim"), "softmax(x, axis=0)", "softmax(x, axis=-1)"),
+    ("other_order", Value(), "concatenate([a, b])", "concatenate([b, a])"),
+    ("gradient_stopped", Value(), "jax.lax.stop_gradient(x) * 2", "x * 2"),
+    ("gradient_not_stopped", Value(), "f(x) + b", "f(jax.lax.stop_gradient(x)) + b"),
+    ("call_added", Value(), "2 * jnp.tanh(a + b)", "2 * (a + b)"),
+    ("loss_scale", Value("sum", "mean", key="the batch"), "losses.sum()", "losses.mean()"),
+    ("loss_scale", Value("0.5", "1", key="loss and gradients", is_factor=True), "0.25 * x.mean()", "0.5 * x.mean()"),
+    ("loss_scale", Value("0.5", "1", key="loss and gradients", is_factor=True), "0.5 * x.mean()", "x.mean()"),
+    ("other_function", Value("mean", "sum"), "(a - b).mean(axis=-1)", "(a - b).sum(axis=-1)"),
+    ("no_sync", Value(), "update(x, a)", "update(jax.lax.pmean(x, 'replica'), a)"),
+    ("sum_not_mean", Value(), 'jax.lax.psum(g, "replica")', 'jax.lax.pmean(g, "replica")'),
 ]
 
 
-@pytest.mark.parametrize(("name", "says", "wrong", "right"), OF_A_LINE, ids=[x[2] for x in OF_A_LINE])
-def test_the_line_of_a_cause_is_edited(name: str, says: str, wrong: str, right: str) -> None:
+@pytest.mark.parametrize(("name", "value", "wrong", "right"), OF_A_LINE, ids=[x[2] for x in OF_A_LINE])
+def test_the_line_of_a_cause_is_edited(name: str, value: Value, wrong: str, right: str) -> None:
     text = "def f(x, a, b):\n    return {}  # äöü\r\n"
-    assert text.format(right) in made(text.format(wrong), 2, cause(name, says))
+    assert text.format(right) in made(text.format(wrong), 2, cause(name, value))
 
 
 OPTIMIZERS = [
-    ("decay_value", "weight decay 0.0001, the reference has 0.01", ADAMW, "adamw(LR)", "adamw(LR, weight_decay=0.01)"),
     (
         "decay_value",
-        "weight decay 0.1, the reference has 0.01",
+        Value("0.0001", "0.01", "AdamW", "weight_decay"),
+        ADAMW,
+        "adamw(LR)",
+        "adamw(LR, weight_decay=0.01)",
+    ),
+    (
+        "decay_value",
+        Value("0.1", "0.01", "AdamW", "weight_decay"),
         ADAMW,
         "adamw(LR, weight_decay=0.1)",
         "adamw(LR, weight_decay=0.01)",
     ),
     (
         "coupled_decay",
-        "weight decay is coupled",
+        Value(),
         ADAMW,
         "chain(optax.add_decayed_weights(0.01), optax.adam(LR))",
         "adamw(LR, weight_decay=0.01)",
     ),
     (
         "decay_value",
-        "weight decay 0, the reference has 0.03",
+        Value("0", "0.03", "SGD", "weight_decay"),
         SGD,
         "sgd(LR, momentum=0.9)",
         "chain(optax.add_decayed_weights(0.03), optax.sgd(LR, momentum=0.9))",
     ),
     (
         "decay_mask",
-        "weight decay acts on biases",
+        Value(),
         MASKED,
         "adamw(LR, weight_decay=0.01)",
         "adamw(LR, weight_decay=0.01, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params))",
     ),
-    ("clip_norm", "clips", ADAM, "chain(optax.clip_by_global_norm(1.0), optax.adam(LR))", "chain(optax.adam(LR))"),
+    ("clip_norm", Value(), ADAM, "chain(optax.clip_by_global_norm(1.0), optax.adam(LR))", "chain(optax.adam(LR))"),
     (
         "nesterov",
-        "Nesterov momentum in the port only",
+        Value(),
         SGD,
         "sgd(LR, momentum=0.9, nesterov=True)",
         "sgd(LR, momentum=0.9, nesterov=False)",
     ),
-    ("lr_scaled", "learning rate times 2, the number of replicas", ADAM, "adam(2 * LR)", "adam(LR)"),
+    ("lr_scaled", Value("2", "1", key="lr", is_factor=True), ADAM, "adam(2 * LR)", "adam(LR)"),
     (
         "lr_off_by_one",
-        "the schedule is one step ahead",
+        Value(),
         SGD,
         "sgd(lambda t: rate(t + 1), momentum=0.9)",
         "sgd(lambda t: rate(t), momentum=0.9)",
     ),
     (
         "schedule",
-        "the learning rate changes only every 4 steps",
+        Value(),
         SGD,
         "sgd(lambda t: rate((t // N) * N))",
         "sgd(lambda t: rate(t))",
     ),
     (
         "schedule",
-        "the learning rate changes only every 4 steps",
+        Value(),
         SGD,
         "sgd(lambda t: rate(LR * t // 4 * 4))",
         "sgd(lambda t: rate(LR * t))",
     ),
     (
         "rate_of_some",
-        "not updated in the port: bias",
+        Value(),
         SGD,
         'partition({"a": optax.sgd(LR), "b": optax.set_to_zero()}, label)',
         'partition({"a": optax.sgd(LR), "b": optax.sgd(LR)}, label)',
@@ -141,12 +148,12 @@ OPTIMIZERS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "says", "optimizer", "wrong", "right"), OPTIMIZERS, ids=[x[3] for x in OPTIMIZERS])
+@pytest.mark.parametrize(("name", "value", "optimizer", "wrong", "right"), OPTIMIZERS, ids=[x[3] for x in OPTIMIZERS])
 def test_the_optimizer_is_edited_after_the_code_of_the_fix(
-    name: str, says: str, optimizer: TorchOptimizer, wrong: str, right: str
+    name: str, value: Value, optimizer: TorchOptimizer, wrong: str, right: str
 ) -> None:
     text = "import jax\nimport optax\nLR, N = 0.1, 4\njax_optimizer = optax.{}\n"
-    found = cause(name, says, optimizer)
+    found = cause(name, value, optimizer=optimizer)
     assert text.format(right) in made(text.format(wrong), 4, found)
 
 
@@ -154,29 +161,29 @@ def test_a_module_that_the_code_of_a_fix_needs_is_imported() -> None:
     amsgrad = TorchOptimizer("Adam", [{"betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": True}])
     text = '"""Port."""\nimport optax\n\njax_optimizer = optax.amsgrad(1e-3)\n'
     right = '"""Port."""\nimport jaxddp.optim\nimport optax\n\njax_optimizer = jaxddp.optim.adam(1e-3, amsgrad=True)\n'
-    assert right in made(text, 4, cause("amsgrad", "AMSGrad, as optax has it", amsgrad))
+    assert right in made(text, 4, cause("amsgrad", optimizer=amsgrad))
 
 
 def test_a_layer_of_jaxddp_takes_the_place_of_one_of_the_same_name() -> None:
     text = "from flax import nnx\n\nlayer = nnx.BatchNorm(5, momentum=0.9, rngs=rngs)\n"
     right = "import jaxddp.nn.layers\nfrom flax import nnx\n\nlayer = jaxddp.nn.layers.BatchNorm(5)\n"
-    assert right in made(text, 3, cause("biased_variance", "BatchNorm keeps the biased variance"))
+    assert right in made(text, 3, cause("biased_variance"))
 
 
 def test_numbers_are_followed_to_constants_arguments_and_layers() -> None:
-    slope = cause("number", "leaky_relu's negative_slope 0.3, the reference has 0.2")
+    slope = cause("number", Value("0.3", "0.2", "leaky_relu", "negative_slope"))
     text = "A, SLOPE = 1, 0.3\ndef f(x):\n    return leaky_relu(x, SLOPE)\n"
     assert text.replace("0.3", "0.2") in made(text, 3, slope)
     text = "def act(x, slope=0.3):\n    return leaky_relu(x, slope)\n\ndef f(x):\n    return act(x)\n"
     assert text.replace("0.3", "0.2") in made(text, 5, slope)
     text = MODEL.format("nnx.LayerNorm(8, rngs=rngs)") + "        return self.norm(x)\n"
-    eps = cause("norm_epsilon", "LayerNorm eps 1e-06, the reference has 1e-05")
+    eps = cause("norm_epsilon", Value("1e-06", "1e-05", "layer_norm", "eps"))
     assert text.replace("rngs=rngs)", "rngs=rngs, epsilon=1e-05)") in made(text, 6, eps)
 
 
 def test_options_are_added_to_all_alike_layers_at_once() -> None:
     text = "def f(x):\n    y = LayerNorm(name='a')(x)\n    return LayerNorm(name='b')(y)\n"
-    eps = cause("norm_epsilon", "LayerNorm eps 1e-06, the reference has 1e-05")
+    eps = cause("norm_epsilon", Value("1e-06", "1e-05", "layer_norm", "eps"))
     added = sorted(x.count(", epsilon=1e-05)") for x in made(text, 3, eps))
     assert added[-1] == 2 and 1 in added
 
@@ -216,7 +223,7 @@ TWINS = [
 def test_a_line_is_made_to_say_what_the_torch_line_says(wrong: str, torch: str, right: str) -> None:
     text = "import jax\nfrom jax import numpy as jnp\ndef call(self, x, valid):\n    {}\n    return h\n"
     twin = f"def forward(self, x, valid):\n    {torch}\n    return h\n"
-    found = cause("operand_left_out", "left out")
+    found = cause("operand_left_out")
     assert text.format(right) in made(text.format(wrong), 4, found, (twin, 2))
 
 
@@ -224,12 +231,12 @@ def test_a_statement_that_torch_alone_has_is_inserted() -> None:
     text = "def f(x, y):\n    h = x + y\n    return h\n"
     twin = "def f(x, y):\n    h = x + y\n    h = h / h.sum(dim=-1, keepdim=True)\n    return h\n"
     right = "def f(x, y):\n    h = x + y\n    h = h / h.sum(axis=-1, keepdims=True)\n    return h\n"
-    assert right in made(text, 3, cause("call_left_out", "no div"), (twin, 4))
+    assert right in made(text, 3, cause("call_left_out"), (twin, 4))
 
 
 def test_candidates_are_python_differ_and_leave_other_lines_alone() -> None:
     text = "x = 1  # ü\r\n\r\ndef f(a):\r\n    return leaky_relu(a, 0.3) * 0.3 - a / 2\r\n"
-    every = made(text, 4, cause("number", "leaky_relu's negative_slope 0.3, the reference has 0.2"))
+    every = made(text, 4, cause("number", Value("0.3", "0.2", "leaky_relu", "negative_slope")))
     assert len(every) == len({*every}) > 5 and text not in every
     for one in every:
         ast.parse(one)
@@ -237,7 +244,7 @@ def test_candidates_are_python_differ_and_leave_other_lines_alone() -> None:
 
 
 def test_numbers_of_torch_code_that_jax_cannot_know_are_not_taken() -> None:
-    found = cause("operand_left_out", "left out")
+    found = cause("operand_left_out")
     every = made("def f(x):\n    return x\n", 2, found, ("def f(x):\n    return x + torch_only(x)\n", 2))
     assert not any("torch_only" in one for one in every)
     every = made("def f(x):\n    return x\n", 2, found, ("def f(x):\n    return F.bilinear(x, x)\n", 2))
@@ -268,7 +275,7 @@ def test_the_rate_is_made_torchs_schedule() -> None:
     rate = "def rate(t):\n    return 0.1 * (0.9 + 0.1 * f(t))\n"
     text = f"import optax\n\n{rate}jax_optimizer = optax.sgd(rate, momentum=0.9)\n"
     twin = "STEPS = 8\noptimizer = SGD(parameters, lr=0.1)\nscheduler = CosineAnnealingLR(optimizer, T_max=STEPS)\n"
-    found = cause("schedule", "the learning rate falls to 0.01, the reference's to 0", SGD)
+    found = cause("schedule", Value("0.01", "0", key="lr"), optimizer=SGD)
     right = text.replace("import optax", "import jaxddp.schedules\nimport optax")
     right = right.replace("sgd(rate,", "sgd(jaxddp.schedules.cosine(0.1, T_max=8),")
     assert right in made(text, 5, found, (twin, 2))
@@ -277,12 +284,14 @@ def test_the_rate_is_made_torchs_schedule() -> None:
 
 def test_any_cause_at_any_line_has_candidates_that_are_python() -> None:
     halves = Path(__file__).parents[3] / "faults" / "outside"
-    says = [of[1] for of in OF_A_LINE] + ["BatchNorm momentum 0, the reference has 0.5", "x's y None instead of True"]
+    values = [of[1] for of in OF_A_LINE]
+    values += [Value("0", "0.5", "batch_norm", "momentum"), Value("None", "True", "x", "y")]
     rows = [*FAULTS, *EDITS]
     for number in range(8):
         port = ("convnet", "gpt", "vae", "recurrent")[number % 4]
         text, twin = ((halves / f"{port}_{side}.py").read_text() for side in ("jax", "torch"))
-        found = cause(rows[7 * number % len(rows)], says[number % len(says)], (ADAM, SGD)[number % 2])
+        optimizer = (ADAM, SGD)[number % 2]
+        found = cause(rows[7 * number % len(rows)], values[number % len(values)], optimizer=optimizer)
         line, other = (1 + 17 * number % (of.count("\n") + 2) for of in (text, twin))
         for one in islice(candidates(text, line, found, (twin, other)), 40):
             ast.parse(one)
@@ -290,13 +299,13 @@ def test_any_cause_at_any_line_has_candidates_that_are_python() -> None:
 
 def test_a_number_is_edited_in_all_statements_together() -> None:
     text = "def f(x):\n    y = {0} * x\n    return {0} * y\n"
-    says = "x times 0.95 instead of 0.99, and x times 0.855 instead of 0.891"
-    assert text.format(0.99) in made(text.format(0.95), 2, cause("number", says))
+    values = Value("0.95", "0.99"), Value("0.855", "0.891")
+    assert text.format(0.99) in made(text.format(0.95), 2, cause("number", *values))
 
 
 def test_the_factor_that_the_quoted_line_of_torch_has_comes_before_edits_of_other_lines() -> None:
     others = "".join(f"    x{k} = 0.3 * x + {k}\n" for k in range(1, 40))
     text = f"def f(x):\n{others}    return x + {{}}x1 - 0.01 * x2\n"
     torch = text.format("0.5 * "), 41
-    found = candidates(text.format(""), 41, cause("auxiliary_loss_scaled", "times 2, the reference has 1"), torch)
+    found = candidates(text.format(""), 41, cause("auxiliary_loss_scaled", Value("2", "1", is_factor=True)), torch)
     assert text.format("0.5 * ") in islice(found, 20)

@@ -1,11 +1,13 @@
 """Differences for which no patch is sought say why."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Cause, Difference
 from jaxddp.parity.patch import proposals
@@ -13,7 +15,7 @@ from jaxddp.parity.patch.edited_files import EditedFiles
 from jaxddp.parity.patch.proposals import Proposals
 from jaxddp.parity.quote import Quote
 
-CAUSE = Cause(("number",), ("a factor 1, the reference has 2",), ("",), 0.0)
+CAUSE = Cause((Deviation("number", "a factor 1, the reference has 2"),), 0.0)
 
 
 def reason(folder: Path, has: bool = True, quote: Quote | None = None, **changed: Any) -> str:
@@ -21,7 +23,7 @@ def reason(folder: Path, has: bool = True, quote: Quote | None = None, **changed
     workers: Any = None
     files = EditedFiles(folder / "port.py")
     made = Proposals(files, trials, InterruptibleSearches(workers, []), lambda runs: False)
-    cause = Cause(CAUSE.names, CAUSE.says, CAUSE.fixes, 0.0, jax=quote)
+    cause = replace(CAUSE, jax=quote)
     (found,) = made.of([Difference("update", 1, "w", 0.1, 1e-12, cause=cause, **changed)])
     assert found.patch is not None and found.patch.verdict == "none" and not files.whole
     return found.patch.why_not

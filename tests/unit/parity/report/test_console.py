@@ -104,7 +104,8 @@ def test_a_problem_that_leads_is_told_before_the_differences():
 
 def test_causes_at_one_place_are_shown_together():
     (first,) = SEMANTIC.differences[:1]
-    second = dataclasses.replace(first, cause=dataclasses.replace(first.cause, says=("eps 1e-6",)))
+    eps = dataclasses.replace(first.cause.deviations[0], says="eps 1e-6")
+    second = dataclasses.replace(first, cause=dataclasses.replace(first.cause, deviations=(eps,)))
     text = console.to_text(dataclasses.replace(SEMANTIC, differences=(first, second)))
     assert text.count("\ndifferent: ") == text.count("  proof  ") == 1
     assert "  and    eps 1e-6  [" in text
@@ -244,7 +245,7 @@ def malformed(**changed) -> str:
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "format is None"),
-        (malformed(format="jaxddp.parity report 1"), "must be 'jaxddp.parity report 8'"),
+        (malformed(format="jaxddp.parity report 1"), "must be 'jaxddp.parity report 9'"),
         (malformed(more=1), r"report: fields are .*more; must be port, "),
         (malformed(steps="10"), "report.steps: is '10'; must be of type int"),
         (malformed(seconds="NaN"), "report.seconds: is 'NaN'; must be of type float"),

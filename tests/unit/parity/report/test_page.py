@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.report import page
 from jaxddp.parity.report.markup import tag, with_code
@@ -186,7 +187,7 @@ def test_styles_apply_inside_the_report_only():
 
 
 def test_a_pair_of_faults_is_linked_to_public_reports():
-    cause = Cause(("check_vma + nesterov",), ("both",), ("neither",), 1e-15)
+    cause = Cause((Deviation("check_vma + nesterov", "both", fix="neither"),), 1e-15)
     report = dataclasses.replace(SEMANTIC, differences=(dataclasses.replace(SEMANTIC.differences[0], cause=cause),))
     links = Document(page.to_html(report)).named("a")
     assert [link["href"] for link in links] == ["https://github.com/jax-ml/jax/issues/3970"]

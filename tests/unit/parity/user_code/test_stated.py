@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxddp.parity.deviation import Deviation, Value
 from jaxddp.parity.operations import Lines, SourceLine
 from jaxddp.parity.user_code.stated import called_at, made_at, named_at, where_stated
 
@@ -53,45 +54,49 @@ def at(text: str) -> int:
     return number
 
 
+def deviation(value: Value, where: str = "") -> Deviation:
+    return Deviation("number", "", (value,), where)
+
+
 @pytest.mark.parametrize(
-    ("line", "says", "stands"),
+    ("line", "value", "stands"),
     [
-        ("leaky_relu", "leaky_relu's negative_slope 0.2, the reference has 0.01", "SLOPE, WIDTH"),
-        ("* scale", "the result of norm times 0.5, the reference has 0.25", "scale = 0.5"),
-        ("self.norm(self", "group_norm's num_groups 2 instead of 8 in blocks.0.norm", "self.norm, self.other"),
-        ("leaky_relu", "group_norm's num_groups 4 instead of 8 in named", "GROUPS = 4"),
-        ("rms_norm", "eps 1e-06, the reference has 1e-05", "eps: float"),
-        ("self.conv(x)", "conv2d's padding_mode 'zeros' instead of 'circular' in conv", "padding_mode="),
-        ("return norm", "layer_norm's eps 0.001, the reference has 1e-05", "LayerNorm(epsilon"),
-        ("x = where(", "where's other 0.25, the reference has 0", "0.25,"),
-        ("self.conv(x)", "gt's other 3, the reference has 4", "x > 3"),
+        ("leaky_relu", (Value("0.2", "0.01"), ""), "SLOPE, WIDTH"),
+        ("* scale", (Value("0.5", "0.25"), ""), "scale = 0.5"),
+        ("self.norm(self", (Value("2", "8"), "blocks.0.norm"), "self.norm, self.other"),
+        ("leaky_relu", (Value("4", "8"), "named"), "GROUPS = 4"),
+        ("rms_norm", (Value("1e-06", "1e-05"), ""), "eps: float"),
+        ("self.conv(x)", (Value("'zeros'", "'circular'"), "conv"), "padding_mode="),
+        ("return norm", (Value("0.001", "1e-05"), ""), "LayerNorm(epsilon"),
+        ("x = where(", (Value("0.25", "0"), ""), "0.25,"),
+        ("self.conv(x)", (Value("3", "4"), ""), "x > 3"),
     ],
 )
-def test_a_value_is_quoted_where_it_stands(line: str, says: str, stands: str, path: str) -> None:
-    found = where_stated(Lines(SourceLine(path, at(line)), None), says)
+def test_a_value_is_quoted_where_it_stands(line: str, value: tuple[Value, str], stands: str, path: str) -> None:
+    found = where_stated(Lines(SourceLine(path, at(line)), None), deviation(*value))
     assert found == Lines(SourceLine(path, at(stands)), None)
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "value"),
     [
-        ("leaky_relu", "leaky_relu's negative_slope 0.3, the reference has 0.01"),  # it stands nowhere
-        ("rms_norm", "a divisor 0.25, the reference has 4"),  # WIDTH**-0.5 is no number of the text
-        ("self.norm(self", "group_norm's num_groups 4 instead of 2 in blocks.0.norm"),  # that of another layer
-        ("return norm", "tanh left out"),
-        ("return norm", "mul's other 7, the reference has 8"),  # no keyword in what the function returns
-        ("return norm", "in instead of 2d in conv"),  # words that are no code
-        ("x > 3", "gt's other 3, the reference has 4"),  # the line has it
+        ("leaky_relu", (Value("0.3", "0.01"), "")),  # it stands nowhere
+        ("rms_norm", (Value("0.25", "4"), "")),  # WIDTH**-0.5 is no number of the text
+        ("self.norm(self", (Value("4", "2"), "blocks.0.norm")),  # that of another layer
+        ("return norm", (Value(), "")),
+        ("return norm", (Value("7", "8"), "")),  # no keyword in what the function returns
+        ("return norm", (Value("in", "2d"), "conv")),  # words that are no code
+        ("x > 3", (Value("3", "4"), "")),  # the line has it
     ],
 )
-def test_other_lines_stay(line: str, says: str, path: str) -> None:
+def test_other_lines_stay(line: str, value: tuple[Value, str], path: str) -> None:
     lines = Lines(SourceLine(path, at(line)), None)
-    assert where_stated(lines, says) == lines
+    assert where_stated(lines, deviation(*value)) == lines
 
 
 def test_both_sides_are_followed_by_their_values(path: str) -> None:
     used = SourceLine(path, at("leaky_relu"))
-    found = where_stated(Lines(used, used), "num_groups 4 instead of 0.2 in named")
+    found = where_stated(Lines(used, used), deviation(Value("4", "0.2"), "named"))
     assert found == Lines(SourceLine(path, at("GROUPS = 4")), SourceLine(path, at("SLOPE, WIDTH")))
 
 
@@ -104,7 +109,7 @@ def test_a_layer_is_quoted_where_it_is_made(path: str) -> None:
 
 def test_a_file_that_is_gone_keeps_its_line(tmp_path: Path) -> None:
     line = SourceLine(str(tmp_path / "gone.py"), 3)
-    assert where_stated(Lines(line, line), "eps 1e-6, the reference has 1e-5") == Lines(line, line)
+    assert where_stated(Lines(line, line), deviation(Value("1e-6", "1e-5"))) == Lines(line, line)
 
 
 def test_a_schedule_is_quoted_where_it_is_made(tmp_path: Path) -> None:
