@@ -80,7 +80,7 @@ class BatchLines:
     step: int
 
     def run(self, tell: Tell) -> Lines:
-        """Return the lines, of the first replica that has them; none if a side has no function of its own."""
+        """Return the lines, of the first replica that has them; none if both sides have one function."""
         tell("the batches")
         port = getattr(self.case, "port", None)
         functions = getattr(port, "jax_batch", None), getattr(port, "torch_batch", None)

@@ -9,10 +9,12 @@ import typing
 from typing import Any
 
 from jaxddp.errors import InputError, reason, shortened
+from jaxddp.parity.findings import Cause
 from jaxddp.parity.report.report import Report
 
 FORMAT = "jaxddp.parity report 9"
 MARK = rb'\[?\{\s*"format": "jaxddp\.parity report '  # of a report, or of a list of them
+DERIVED = {Cause: ("names", "says", "fixes")}  # class -> properties that a reader finds beside its fields
 NOT_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no form for these
 
 
@@ -47,7 +49,8 @@ def from_json(text: str) -> Report:
 def _encode(value: Any) -> Any:
     """Convert dataclasses, tuples and floats to values that JSON has."""
     if dataclasses.is_dataclass(value):
-        return {field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        names = [*(field.name for field in dataclasses.fields(value)), *DERIVED.get(type(value), ())]
+        return {name: _encode(getattr(value, name)) for name in names}
     if isinstance(value, dict):
         return {key: _encode(item) for key, item in value.items()}
     if isinstance(value, tuple):
@@ -92,9 +95,10 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
 
 
 def _decode_fields(kind: Any, fields: dict[str, Any], where: str) -> Any:
-    types_of = typing.get_type_hints(kind)
-    if fields.keys() != types_of.keys():
-        raise InputError(f"{where}: fields are {', '.join(fields)}; must be {', '.join(types_of)}")
+    types_of, derived = typing.get_type_hints(kind), DERIVED.get(kind, ())
+    if fields.keys() != types_of.keys() | {*derived}:
+        raise InputError(f"{where}: fields are {', '.join(fields)}; must be {', '.join((*types_of, *derived))}")
+    fields = {name: value for name, value in fields.items() if name not in derived}
     return kind(**{name: _decode(types_of[name], value, f"{where}.{name}") for name, value in fields.items()})
 
 

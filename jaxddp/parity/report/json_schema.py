@@ -12,7 +12,7 @@ import typing
 from typing import Any
 
 from jaxddp.parity.findings import Findings
-from jaxddp.parity.report.json_form import FORMAT, NOT_NUMBERS
+from jaxddp.parity.report.json_form import DERIVED, FORMAT, NOT_NUMBERS
 
 PLAIN = {str: {"type": "string"}, int: {"type": "integer"}, bool: {"type": "boolean"}}
 NUMBER = {"anyOf": [{"type": "number"}, {"enum": [*NOT_NUMBERS]}]}
@@ -39,6 +39,10 @@ def _of_class(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
         | ({"description": about[field.name]} if field.name in about else {})
         for field in dataclasses.fields(kind)
     }
+    for name in DERIVED.get(kind, ()):
+        derived = getattr(kind, name)
+        returned = typing.get_type_hints(derived.fget)["return"]
+        properties[name] = _of_type(returned, parts) | {"description": inspect.getdoc(derived)}
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 

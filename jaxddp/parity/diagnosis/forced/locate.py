@@ -298,7 +298,7 @@ class Location:
     def _shown(self, changed: Alignment, numbers: Sequence[int]) -> Sequence[int]:
         """Return the calls of a fault, those that it changes first; of one of their order, the last of each place.
 
-        Of these, the last place is first: in a first step, a state may be 0.
+        The last of these places is first: in a first step, a state may be 0.
         """
         if not any(changed.edits[n][-1].change.also for n in numbers):
             return sorted(numbers, key=lambda n: self._is_idle(changed, n))

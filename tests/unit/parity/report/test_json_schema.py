@@ -22,7 +22,8 @@ def test_the_schema_in_docs_is_up_to_date() -> None:
 def test_every_field_is_described() -> None:
     made = schema()
     assert made["properties"].keys() == {"format", *(field.name for field in fields(Findings))}
-    assert made["$defs"]["Cause"]["properties"].keys() == {field.name for field in fields(Cause)}
+    of_cause = {field.name for field in fields(Cause)} | {"names", "says", "fixes"}
+    assert made["$defs"]["Cause"]["properties"].keys() == of_cause
     undescribed = [
         name
         for part in (made, *made["$defs"].values())
