@@ -229,7 +229,7 @@ def test_what_has_no_name_is_said_as_code(checked: Checked) -> None:
     difference = checked(("    wanted = batch", "    wanted = 1e-3 + batch")).differences[0]
     assert difference.stage == "local_loss" and difference.tensor.startswith("critic")
     assert difference.cause is not None
-    assert difference.cause.says == ("added: reward + 0.001 instead of reward, in add",)
+    assert difference.cause.says == ("added: 0.001 + reward instead of reward, in add",)
 
 
 @pytest.mark.one_in(3)
