@@ -22,6 +22,16 @@ def undecayed(rule: Recipe) -> optax.GradientTransformation:
     return optax.identity()
 
 
+def without_every_third() -> optax.GradientTransformation:
+    """Move no parameter at every third step."""
+
+    def update(updates: Tree, count: jax.Array, params: Any = None) -> tuple[Tree, jax.Array]:
+        is_made = (count + 1) % 3 != 0
+        return jax.tree.map(lambda u: jnp.where(is_made, u, 0.0), updates), count + 1
+
+    return optax.GradientTransformation(lambda params: jnp.int32(0), update)
+
+
 def decay_all_but(*layers: str, bias: bool = True) -> Edit:
     """Decay all tensors but those whose names start so, and, without `bias`, the other layers' biases."""
 
@@ -203,6 +213,8 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "loss_scale/coupled": (optimizer(first=(optax.scale(SCALE),)), on("mlp", "adam", "rmsprop", "adagrad")),
     "no_bias_correction": (optimizer(direction=uncorrected_adam), ADAM),
     "lr_in_momentum": (momentum_of_updates, on("mlp", "sgd") + on("convnet", "sgd")),
+    "updates_skipped": (optimizer(last=(without_every_third(),)), ADAM),
+    "gradients_applied": (optimizer(direction=lambda rule: optax.identity(), decay=undecayed), ADAM),
     "amsgrad": (optimizer(direction=largest_squares), ADAM),
     "nesterov": (optimizer(direction=optax_trace(True)), on("mlp", "sgd") + on("convnet", "sgd")),
     "nesterov/missing": (optimizer(direction=optax_trace(False)), on("mlp", "sgd_nesterov")),

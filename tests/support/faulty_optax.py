@@ -45,6 +45,19 @@ def stale(inner: Transformation, name: str) -> Transformation:
     return optax.chain(inner, optax.GradientTransformation(lambda params: None, update))
 
 
+def without_every_third(inner: Transformation, state_moves: bool) -> Transformation:
+    """Leave out every third update, with or without that of the state."""
+
+    def update(updates: Tree, state: Any, params: Any = None) -> tuple[Tree, Any]:
+        count, before = state
+        is_made = (count + 1) % 3 != 0
+        made, after = inner.update(updates, before, params)
+        kept = jax.tree.map(lambda new, old: jnp.where(is_made | state_moves, new, old), after, before)
+        return jax.tree.map(lambda u: jnp.where(is_made, u, 0.0), made), (count + 1, kept)
+
+    return optax.GradientTransformation(lambda params: (jnp.int32(0), inner.init(params)), update)
+
+
 def decay_towards_start(decay: float) -> Transformation:
     """Decay towards the initial weights instead of 0."""
 

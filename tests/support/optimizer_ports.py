@@ -28,6 +28,7 @@ from tests.support.faulty_optax import (
     stale,
     then,
     uncorrected_adam,
+    without_every_third,
 )
 from tests.support.faulty_schedules import COSINE, WARM, cosine, rising, shifted
 from tests.support.optimizer_runs import SHAPES, matrices_decay, run
@@ -174,6 +175,14 @@ SINGLES = [
     planted("eps_in_root", adam, optax.adam(1e-3, eps_root=1e-8), "too, and not only outside"),
     planted("eps_in_root", rmsprop, optax.rmsprop(1e-2, decay=0.99), "eps is added inside the root"),
     planted("no_bias_correction", adam, uncorrected_adam(1e-3)),
+    planted(
+        "updates_skipped", adam, without_every_third(optax.adam(1e-3), False), "at steps 3, 6, nor does the optimizer's"
+    ),
+    planted(
+        "updates_skipped", adam, without_every_third(optax.adam(1e-3), True), "at steps 3, 6, while the optimizer's"
+    ),
+    planted("gradients_applied", adam, optax.identity(), "by their gradients times 1, in Adam by its updates"),
+    planted("gradients_applied", adamw, optax.sgd(0.02), "by their gradients times -0.02, in AdamW"),
     planted("amsgrad", adam, optim.adam(1e-3, amsgrad=True), "in the port only"),
     planted("amsgrad", adam, optax.amsgrad(1e-3), "corrected squares"),
     planted("amsgrad", partial(coupled, amsgrad=True), optim.adam(1e-3, weight_decay=1e-2), "in the reference only"),

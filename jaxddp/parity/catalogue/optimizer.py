@@ -183,6 +183,16 @@ FAULTS: dict[str, Fault] = {
         "the optimizer's state is lost again and again, as at the end of each epoch",
         "make the optimizer's state once, opt_state = optimizer.init(params), before the loop over epochs",
     ),
+    "updates_skipped": Fault(
+        "the port makes no update at some steps at which the reference makes one",
+        "make an update at each step, as the reference does: no optax.MultiSteps, optax.apply_if_finite or condition "
+        "that it does not have",
+    ),
+    "gradients_applied": Fault(
+        "the parameters move by the gradients, and not by what the optimizer makes of them",
+        "apply what the optimizer returns: updates, opt_state = optimizer.update(gradients, opt_state, params), then "
+        "params = optax.apply_updates(params, updates)",
+    ),
     "rate_of_some": Fault(
         "some tensors have another learning rate, or are frozen",
         "give all tensors the reference's rate: one transformation for all, or the same rate for each label of "

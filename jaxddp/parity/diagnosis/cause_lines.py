@@ -18,7 +18,7 @@ from jaxddp.parity.jax_side.value_graph import ReadLoss
 from jaxddp.parity.operations import Lines, OptimizerLines
 from jaxddp.parity.torch_side.optimizer_line import TorchOptimizerLine
 from jaxddp.parity.user_code.line_values import first_apart
-from jaxddp.parity.user_code.stated import returned_at
+from jaxddp.parity.user_code.stated import call_in, returned_at
 
 # Functions of each side; a port has one of them. MEAN: the mean over the replicas in a `jax_step`.
 SAMPLES = ("jax_batch", "batch"), ("torch_batch", "batch")
@@ -31,6 +31,7 @@ START = ("jax_start",), ()
 RESTORE = ("jax_restore",), ()
 MODEL = "jax_model"
 CLIPPING = ("clip_missing", "clip_norm", "clip_by_value", "clip_epsilon")  # faults of a step or a chain that clips
+APPLIED, APPLYING = "gradients_applied", ("apply_updates", "apply_gradients", "update")
 SCHEDULE = ("schedule", "lr_off_by_one", "warmup_start", "scheduler_too_fast", "rate_rounded")
 Functions = tuple[tuple[str, ...], tuple[str, ...]]
 
@@ -93,6 +94,9 @@ def with_optimizer_lines(
     is_spoiled = any(not x.finite for of_side in (jax.rates, torch.rates) for _, x in of_side)
     if (ruling is not None and ruling.named) or is_spoiled:
         ruling = _with_lines(ruling, schedule, SCHEDULE.__contains__)
+    if ruling is not None and any(APPLIED in one.faults for one in ruling.named):
+        applied = call_in(_lines_of_functions(evidence, searches, IN_STEP).jax, APPLYING)
+        ruling = _with_lines(ruling, Lines(applied or jax.optimizer, torch.optimizer), APPLIED.__eq__)
     if ruling is not None and any(fault in CLIPPING for one in ruling.named for fault in one.faults):
         mean, number = _lines_of_functions(evidence, searches, CLIPPED)
         clips = jax.optimizer if evidence.facts.clips_inside else mean or jax.optimizer

@@ -14,7 +14,8 @@ from jaxddp.parity.report.report import Report
 
 FORMAT = "jaxddp.parity report 9"
 MARK = rb'\[?\{\s*"format": "jaxddp\.parity report '  # of a report, or of a list of them
-DERIVED = {Cause: ("names", "says", "fixes")}  # class -> properties that a reader finds beside its fields
+# Properties that a reader finds beside the fields of a class.
+DERIVED: dict[type, tuple[str, ...]] = {Cause: ("names", "says", "fixes")}
 NOT_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no form for these
 
 
@@ -49,7 +50,8 @@ def from_json(text: str) -> Report:
 def _encode(value: Any) -> Any:
     """Convert dataclasses, tuples and floats to values that JSON has."""
     if dataclasses.is_dataclass(value):
-        names = [*(field.name for field in dataclasses.fields(value)), *DERIVED.get(type(value), ())]
+        kind: type = type(value)
+        names = [*(field.name for field in dataclasses.fields(value)), *DERIVED.get(kind, ())]
         return {name: _encode(getattr(value, name)) for name in names}
     if isinstance(value, dict):
         return {key: _encode(item) for key, item in value.items()}

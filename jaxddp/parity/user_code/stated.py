@@ -83,6 +83,22 @@ def called_at(line: SourceLine | None, functions: Collection[str]) -> SourceLine
     return next((SourceLine(line.path, call.lineno) for call in calls), None)
 
 
+def call_in(line: SourceLine | None, functions: Collection[str]) -> SourceLine | None:
+    """Return the line of the last call of one of these functions in the function that begins at a line; None: of none.
+
+    Args:
+        line: the line; None: unknown.
+        functions: names of functions.
+    """
+    text = text_of(line)
+    function = None if text is None or line is None else text.function_at(line.number)
+    if function is None or line is None:
+        return None
+    calls = (x for x in ast.walk(function) if isinstance(x, ast.Call) and last_name(x.func) in functions)
+    lines = [call.lineno for call in calls]
+    return SourceLine(line.path, max(lines)) if lines else None
+
+
 def named_at(line: SourceLine | None, path: str) -> SourceLine | None:
     """Return the line of the file that gives a layer its name, as an attribute or a key; the line itself if none does.
 

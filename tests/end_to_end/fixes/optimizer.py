@@ -4,6 +4,7 @@
 """
 
 from tests.end_to_end.fixes.fix import HOLE, Fix, optimizers
+from tests.end_to_end.fixes.replica_steps import APPLY, step
 from tests.support.small_port import Change
 
 ADAM = "Adam(parameters, lr=0.01)"
@@ -25,6 +26,13 @@ FORGETS = """def forgetting(inner):
         kept = jax.tree.map(lambda new, old: jnp.where(count % 3 == 0, new, old), inner.init(params), kept)
         updates, kept = inner.update(gradients, kept, params)
         return updates, (count + 1, kept)
+    return optax.GradientTransformation(lambda params: (jnp.int32(0), inner.init(params)), update)
+"""
+SKIPS = """def without_every_third(inner):
+    def update(gradients, state, params=None):
+        count, kept = state
+        updates, kept = inner.update(gradients, kept, params)
+        return jax.tree.map(lambda u: jnp.where((count + 1) % 3, u, 0.0), updates), (count + 1, kept)
     return optax.GradientTransformation(lambda params: (jnp.int32(0), inner.init(params)), update)
 """
 OF_BIASES = """def labels(params):
@@ -73,6 +81,25 @@ FIXES = (
         right="optax.sgd(lr, momentum=0.9)",
         sentence=True,
         steps=7,
+    ),
+    Fix(
+        "updates_skipped",
+        "make an update at each step",
+        "without_every_third(optax.sgd(lr, momentum=0.9))",
+        preceded(SKIPS, optimizers(SGD)),
+        right="optax.sgd(lr, momentum=0.9)",
+        sentence=True,
+        steps=7,
+    ),
+    Fix(
+        "gradients_applied",
+        "updates, opt_state = optimizer.update(gradients, opt_state, params), then "
+        "params = optax.apply_updates(params, updates)",
+        "params = optax.apply_updates(params, gradients)",
+        optimizers(ADAM, "optax.adam(lr)"),
+        step((APPLY, HOLE)),
+        right=APPLY,
+        sentence=True,
     ),
     Fix(
         "rate_of_some",

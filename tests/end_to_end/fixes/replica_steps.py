@@ -15,6 +15,7 @@ def jax_step(local_loss, optimizer, state, batch):
     params = optax.apply_updates(params, updates)
     return TrainState(state.step + 1, params, buffers, opt_state), stages
 """
+APPLY = "params = optax.apply_updates(params, updates)"
 MEAN = "gradients = jax.lax.pmean(gradients, axis_name)"
 SHARE = "buffers = jax.tree.map(lambda b: jax.lax.all_gather(b, axis_name)[0], buffers)"
 

@@ -51,6 +51,7 @@ OPTIONS = {
 FLAGS = {"nesterov": ("nesterov", "Nesterov momentum"), "amsgrad": ("amsgrad", "AMSGrad")}
 FLAGS |= {"centered": ("rmsprop_centred", "a centred RMSprop")}
 EPS_STARTS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
+MOST_STEPS = 6  # whose numbers are said
 SHARES = ("momentum", "betas", "alpha", "rho")  # options near 1, where 1 - x counts
 
 
@@ -73,6 +74,7 @@ def edits(program: OptimizerProgram, sample: Sample, evidence: OptimizerEvidence
             _unused(program),
             _restore(program),
             _resets(program, sample, floor),
+            _skips(program, sample),
             rates_of_tensors(program, sample, floor),
             _options(program),
             _flags(program),
@@ -190,6 +192,26 @@ def _resets(program: OptimizerProgram, sample: Sample, floor: float) -> Iterator
         ):
             says = f"{what} is lost every {period} steps"
             yield discrete("state_reset", says, partial(replace, period=period, lost=frozenset(lost)))
+
+
+def _skips(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
+    """Yield no update at the steps that have none in the port, with and without one of the optimizer's state."""
+    skipped = np.array(
+        [not update.any() and rates.any() for update, rates in zip(sample.update, program.lr, strict=True)]
+    )
+    if not skipped.any() or skipped.all():
+        return
+    steps = [int(step) + 1 for step in np.flatnonzero(skipped)]
+    numbers = f"{', '.join(map(str, steps[:MOST_STEPS]))}{' and more' * (len(steps) > MOST_STEPS)}"
+    says = f"no parameter moves at step{'s' * (len(steps) > 1)} {numbers}"
+    unused = replace(program, used=program.used & ~skipped[:, None])
+    still = np.where(skipped[:, None], 0.0, program.lr)
+    yield discrete("updates_skipped", f"{says}, nor does the optimizer's state", lambda p: replace(p, used=unused.used))
+    yield discrete(
+        "updates_skipped",
+        f"{says}, while the optimizer's state does",
+        lambda p: replace(p, rates=still, index=np.arange(len(still)), factor=1.0),
+    )
 
 
 def _losing(program: OptimizerProgram, at: int, lost: frozenset[str]) -> OptimizerProgram:

@@ -18,7 +18,7 @@ from jaxddp.parity.diagnosis.optimizer.update_evidence import (
     replay,
     residuals,
 )
-from jaxddp.parity.diagnosis.search.decide import Hypothesis
+from jaxddp.parity.diagnosis.search.decide import Hypothesis, is_plain
 from jaxddp.parity.records import relative, stage_norm
 
 
@@ -69,6 +69,30 @@ def _nearest(name: str, step: OptimizerStep, predicted: Tensors, before: Tensors
     }
     says = min(distances, key=distances.__getitem__, default="")
     return distances.get(says, np.inf), says
+
+
+def of_gradients(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypothesis | None:
+    """Return the nearest hypothesis that the parameters move by their gradients, and by no optimizer's updates.
+
+    They may move by a number times the gradients, or times the learning rate and the gradients, as SGD's do.
+
+    Args:
+        evidence: the run.
+        program: the reference's program.
+    """
+    if program.kind == "SGD":
+        return None
+    found, scheduled = [], column_of(program)[np.clip(program.index, 0, len(program.rates) - 1)]
+    for rates, times in ((np.ones_like(scheduled), ""), (scheduled, " and the rate")):
+        factor, worst = 0.0, 0.0
+        for index in range(len(evidence.steps)):
+            step = evidence.steps[index]
+            gradients = {name: rates[index] * step.gradient(name) for name in step.update}
+            factor = factor or share_of(step.update, gradients, [*gradients])
+            worst = max(worst, *residuals(step.update, {name: factor * x for name, x in gradients.items()}).values())
+        says = f"the parameters move by their gradients times {number(factor)}{times}, in {program.kind} by its updates"
+        found.append(Hypothesis((Deviation("gradients_applied", says),), worst, 1, is_plain(factor)))
+    return min(found, key=lambda one: one.residual)
 
 
 ALLOWED = 5e-7  # of the largest rate; measured: 3e-8 (optax's cosine_onecycle_schedule), 2e-8 (torch's ASGD)

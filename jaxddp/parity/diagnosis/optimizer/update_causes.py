@@ -14,7 +14,7 @@ from jaxddp.parity.deviation import Deviating, Deviation
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit
 from jaxddp.parity.diagnosis.optimizer.faults import edits
 from jaxddp.parity.diagnosis.optimizer.optax_rules import optax_rule
-from jaxddp.parity.diagnosis.optimizer.other_updates import aliased, free_rates, rounded_rate
+from jaxddp.parity.diagnosis.optimizer.other_updates import aliased, free_rates, of_gradients, rounded_rate
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample, survey, take_sample
 from jaxddp.parity.diagnosis.optimizer.schedules import FAULT as SCHEDULE
@@ -181,9 +181,8 @@ def explain_optimizer(
     sample = take_sample(evidence, surveyed.chosen, surveyed.scale)
     few = SCREEN_ELEMENTS if reference.step.elementwise else 0
     search = _Search(reference, sample, sample.cut(first + 1 + SCREEN_STEPS, few), coarse)
-    others = [
-        *filter(None, (aliased(evidence, reference, surveyed.residuals, coarse), optax_rule(evidence, reference)))
-    ]
+    updates = aliased(evidence, reference, surveyed.residuals, coarse), optax_rule(evidence, reference)
+    others = [*filter(None, (*updates, of_gradients(evidence, reference)))]
     with np.errstate(all="ignore"):  # wild values are tried on the way
         rounded = [*_with_rounded_rates([Trial(())], reference, evidence, floor)]
         alone = bool(rounded) or any(other.residual <= coarse for other in others)
