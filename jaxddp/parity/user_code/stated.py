@@ -157,9 +157,19 @@ def _is(node: ast.expr, value: str) -> bool:
         wanted = ast.parse(value, mode="eval").body
     except SyntaxError:  # a word of the cause
         return False
-    number = number_of(wanted, {})
+    wanted = next((x for x in ast.walk(wanted) if isinstance(x, ast.List)), wanted)  # as of new_tensor([1, 2])
+    if isinstance(wanted, ast.List):
+        if not isinstance(node, ast.List | ast.Tuple) or len(node.elts) != len(wanted.elts):
+            return False
+        return all(_are_equal(*pair) for pair in zip(node.elts, wanted.elts, strict=True))
+    return _are_equal(node, wanted)
+
+
+def _are_equal(node: ast.expr, other: ast.expr) -> bool:
+    """Return whether the code of two values, without names, is that of equal ones."""
+    number = number_of(other, {})
     if number is None:
-        return isinstance(wanted, ast.Constant) and ast.dump(wanted) == ast.dump(node)
+        return isinstance(other, ast.Constant) and ast.dump(other) == ast.dump(node)
     there = number_of(node, {})
     return there is not None and math.isclose(there, number, rel_tol=1e-9)
 
@@ -175,7 +185,8 @@ def _statements(text: FileText, statement: ast.stmt, layer: str) -> Iterator[ast
     for _ in range(FOLLOWED):
         names = {name for node in fresh for name in _used(node)}
         values = [value for name in sorted(names - {layer}) for value in _values(text, statement, name)]
-        fresh = [value for value in values if number_of(value, text.constants) is not None]
+        lists = [value for value in values if isinstance(value, ast.List | ast.Tuple)]
+        fresh = [*(value for value in values if number_of(value, text.constants) is not None), *lists]
         fresh += _values(text, statement, layer) if layer in names else []
         yield from fresh
 

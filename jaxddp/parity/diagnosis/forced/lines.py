@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from jaxddp.parity.diagnosis.forced.expressions import INFIX, MOVES, NAMES
+from jaxddp.parity.diagnosis.forced.expressions import CONSTANT, INFIX, MOVES, NAMES
 from jaxddp.parity.diagnosis.forced.hits import Segment, moves
 from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
 from jaxddp.parity.diagnosis.forward.reading import NO_TRACE
-from jaxddp.parity.graph import ARGUMENT, Graph, Node
+from jaxddp.parity.graph import ARGUMENT, SLICE, Graph, Node
 from jaxddp.parity.operations import Lines, SourceLine, are_near, readings
 
 LEFT_OUT = ("operand_left_out", "call_left_out", "calls_left_out")
@@ -23,7 +23,8 @@ def lines_of(location: Location, place: Sequence[Segment]) -> Lines:
     torch, jax = location.torch, location.jax
     next_of_torch, next_of_jax = place[-1].joined or place[-1].ends
     of_jax, of_torch = ([k for one in place for k in getattr(one, side)] for side in ("jax", "torch"))
-    lines = Lines(_last_line(jax, of_jax, next_of_jax), _last_line(torch, of_torch, next_of_torch))
+    constant = place[-1].ends[1] if jax[place[-1].ends[1]].name == CONSTANT else next_of_jax
+    lines = Lines(_last_line(jax, of_jax, constant), _last_line(torch, of_torch, next_of_torch))
     if jax[place[-1].ends[1]].is_spoiled:  # what follows from a NaN is one, too
         first = _first_line(jax, of_jax), _first_line(torch, of_torch)
         return Lines(first[0] or lines.jax, first[1] or lines.torch)
@@ -43,10 +44,11 @@ def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, ca
     jax, value = location.jax, name.value
     indices = [k for one in place for k in (*one.jax, *(one.joined or one.ends)[1:])]
     if name.change.fault in OF_ARGUMENTS and value is None:  # the port's first operation has it
-        shown = (jax[k].line for k in indices if not moves(jax, k))
+        shown = (jax[k].line for k in indices if not moves(jax, k) and jax[k].name not in (*MOVES, SLICE))
         lines = Lines(next((line for line in shown if line is not None), lines.jax), lines.torch)
     if value is not None and value not in NO_TRACE:
-        following = sorted(jax.after(place[-1].ends[1], range(len(jax))))[:FOLLOWING]
+        is_own = any(not moves(jax, k) for one in place for k in one.jax)
+        following = () if is_own else sorted(jax.after(place[-1].ends[1], range(len(jax))))[:FOLLOWING]
         having = (jax[k].line for k in (*indices, *following) if _has(jax[k], value))
         lines = Lines(next((line for line in having if line is not None), lines.jax), lines.torch)
     if name.change.entry:
@@ -75,7 +77,8 @@ def _of_call_left_out(location: Location, place: Sequence[Segment], number: int)
     torch, jax, twins = location.torch, location.jax, location.alignment.twins
     node, later = torch[torch.outputs[number][0]], torch.users[torch.outputs[number][0]]
     in_place = [k for k in node.inputs if k in twins and twins[k].jax == place[-1].ends[1]]
-    kept = in_place or [k for k in node.inputs if k in twins and torch[k].size == node.size]
+    equal = [k for k in node.inputs if k in twins and torch[k].size == node.size]
+    kept = in_place or [k for k in equal if jax[twins[k].jax].is_telling] or equal
     if not kept or not later:
         return None
     after, value = max((one.joined or one.ends)[1] for one in place), twins[kept[0]].jax
@@ -84,10 +87,18 @@ def _of_call_left_out(location: Location, place: Sequence[Segment], number: int)
     is_joined = later[0] in (one.joined[0] for one in place if one.joined)  # its twin may be an equal value elsewhere
     following = twins[later[0]].jax if later[0] in twins and not is_joined else 0
     after = following if following > value else after
-    user, is_inner = _user(jax, value, after), location.loss.calls[number].within is not None
-    if is_inner and (user or jax.users[value]):  # the port's function is the layer
-        return Lines(_no_deeper(location, user or jax[jax.users[value][-1]], node), node.line)
+    user = _user(jax, value, after)
+    if location.loss.calls[number].within is not None:  # the port's function is the layer
+        return Lines(_of_layer(jax, value, user), node.line)
     return None if user is None or user.line is None else Lines(user.line, node.line)
+
+
+def _of_layer(graph: Graph, value: int, user: Node | None) -> SourceLine | None:
+    """Return the line at which a function that is a layer is given a value; of a value of its own, the value's line."""
+    given, users = graph[value], graph.users[value]
+    user = user or (graph[users[-1]] if users else given)
+    further = len(user.callers) - len(given.callers)
+    return user.callers[further - 1] if further > 0 else given.line
 
 
 def _used(graph: Graph, index: int, after: int) -> Node:
