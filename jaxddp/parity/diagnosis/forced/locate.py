@@ -28,7 +28,7 @@ MOST_LEFT = 0.6  # of the values that differ, after a fault of a line: that of o
 WEAK = 2  # values that an equal value in another place makes equal: other segments that are as cheap come first
 KINDS = 6  # of segments at equal cost that are compared
 MOST_REPLAYS = 80  # of what follows from a value of the port in place of one of torch's
-MOST_IN_LOOPS = 40  # of these, in calls that are made several times
+MOST_IN_LOOPS = 160  # of these, in calls that are made several times
 MOST_EVERYWHERE = 240  # faults of a line that are planted in all of its calls
 
 
@@ -337,15 +337,16 @@ class Location:
             yield edit
 
     def _edits_in_loops(self, state: State) -> Iterator[CallEdit]:
-        """Yield calls left out, or operands, of those that are made several times.
+        """Yield calls left out, or operands, and other numbers, of those that are made several times.
 
         The port may compute at once what torch computes in a loop: then no value of it is one of the calls' results.
         """
         if self._calls_edits is None:
             return
-        loops = [numbers for numbers in self._places(state) if len(numbers) > 1]
-        edits = (edit for numbers in loops for edit in self._calls_edits.of_operands(numbers[0]))
-        yield from itertools.islice(edits, MOST_IN_LOOPS)
+        loops = [numbers[0] for numbers in self._places(state) if len(numbers) > 1]
+        numbers = (edit for n in loops for edit in self._edits_of(n, state) if edit.change.fault == "number")
+        operands = (edit for n in loops for edit in self._calls_edits.of_operands(n))
+        yield from itertools.islice(itertools.chain(operands, numbers), MOST_IN_LOOPS)
 
     def _places(self, state: State) -> list[list[int]]:
         """Return the calls that differ, those that are made several times together; first those with equal inputs."""
@@ -384,7 +385,7 @@ class Location:
 
 def _kind(call: Call) -> tuple[object, ...]:
     """Return what the calls of one expression in a loop have in common: a line may have several calls of a function."""
-    return call.name, call.line, *map(type, call.args)
+    return call.words, call.line, *map(type, call.args)
 
 
 def places_of(segments: Sequence[Segment]) -> list[list[Segment]]:
