@@ -35,7 +35,8 @@ OTHER_VALUES = "other_values"  # fault of a batch
 REDUCTION = "other_expression"  # fault of a mean or sum over other elements, see `substitutes`
 MOST_NAMES = 3  # of a segment, if a run cannot tell them apart
 LONGEST = 240  # characters of what both sides compute, if it stands in place of a name
-MOST_CALLS = 8  # of torch, in a segment that is named by what both sides compute
+MOST_CALLS = 8  # of torch, in a segment that may have two faults
+MOST_SAID = 24  # of torch, in a segment that is named by what both sides compute
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ class Naming:
         calls = {torch[k].call for one in place for k in one.torch}
         operations = {jax[k].call for one in place for k in one.jax}
         is_known = self._is_certain and not any(one.edits and one.order is None for one in place)
-        short = is_known and len(calls) <= MOST_CALLS and len(operations) <= MOST_OPERATIONS
+        short = is_known and len(calls) <= MOST_SAID and len(operations) <= MOST_OPERATIONS
         says, code = (self._expressions.sentence(place), self._expressions.sides(place)) if short else ("", ("", ""))
         if not says or len(says) > LONGEST:
             says, code = "", ("", "")
