@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
+import pytest
 import torch
 from jax import numpy as jnp
 from torch import Tensor, nn
@@ -101,3 +102,53 @@ def test_a_number_in_place_of_an_array_is_located() -> None:
     assert fault.says == "left out: add(...) instead of sub(...) / add(...), in mul"
     jax_line, torch_line = lines_of(fault)
     assert "normalised(advantages)" in jax_line and torch_line.startswith("found = (found")
+
+
+class Cells(nn.Module):
+    """A recurrent layer, whose calls are one line of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+
+def torch_loss_of_cells(model: Cells, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {"loss": (model.gru(batch["states"])[0] ** 2).mean()}
+
+
+def jax_loss_of_cells(p: Mapping[str, jax.Array], batch: Mapping[str, jax.Array], with_candidate: bool) -> jax.Array:
+    def step(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        given = jnp.split(x @ p["gru.weight_ih_l0"].T + p["gru.bias_ih_l0"][None], 3, axis=-1)
+        kept = jnp.split(h @ p["gru.weight_hh_l0"].T + p["gru.bias_hh_l0"][None], 3, axis=-1)
+        reset, update = (jax.nn.sigmoid(given[k] + kept[k]) for k in (0, 1))
+        candidate = jnp.tanh(given[2] + reset * kept[2])
+        new = (1 - update) * candidate if with_candidate else 1 - update
+        h = new + update * h
+        return h, h
+
+    start = jnp.zeros((BATCH, WIDTH))
+    return jnp.square(jax.lax.scan(step, start, batch["states"].swapaxes(0, 1))[1]).mean()
+
+
+@pytest.mark.parametrize("with_candidate", [True, False])
+def test_a_factor_that_is_left_out_of_a_cell_is_named_at_its_line(with_candidate: bool) -> None:
+    """Calls of a cell are planted by what they compute: all are one line of torch's."""
+    torch.manual_seed(0)
+    model = Cells().double()
+    batch = {"states": np.random.default_rng(0).normal(size=(BATCH, TIME, WIDTH))}
+    loss = TorchGraph(model, torch_loss_of_cells, {name: torch.from_numpy(x) for name, x in batch.items()})
+    with jax.enable_x64(True):
+        state = {name: jnp.asarray(x.numpy()) for name, x in model.state_dict().items()}
+        arguments = [state, {name: jnp.asarray(x) for name, x in batch.items()}]
+        graph = graph_of(lambda p, b: jax_loss_of_cells(p, b, with_candidate), arguments)
+    found = located_faults(loss, graph, [], {}, {}, lambda call: ())
+    if with_candidate:
+        assert found == []
+        return
+    [fault] = found
+    says = "the result of tanh of the candidate left out of mul of the update gate and the candidate"
+    assert [name.says for name in fault.names] == [says]
+    assert lines_of(fault)[0] in (
+        "new = (1 - update) * candidate if with_candidate else 1 - update",
+        "h = new + update * h",
+    )

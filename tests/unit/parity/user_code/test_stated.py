@@ -6,7 +6,7 @@ import pytest
 
 from jaxddp.parity.deviation import Deviation, Value
 from jaxddp.parity.operations import Lines, SourceLine
-from jaxddp.parity.user_code.stated import called_at, made_at, named_at, where_stated
+from jaxddp.parity.user_code.stated import call_in, called_at, made_at, named_at, stated_at, where_stated
 
 FILE = """\
 SLOPE, WIDTH = 0.2, 16
@@ -126,6 +126,24 @@ def test_a_schedule_is_quoted_in_the_function_that_makes_the_optimizer(tmp_path:
         "def adam(lr):\n    return optax.adam(optax.cosine_decay_schedule(lr, 10))\n\n\ntx = masked(adam(0.1))\n"
     )
     assert called_at(SourceLine(str(file), 5), ["cosine_decay_schedule"]) == SourceLine(str(file), 2)
+
+
+def test_a_list_is_quoted_where_it_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "port.py"
+    file.write_text(
+        "WEIGHTS = [1.0, -0.5]\n\n\ndef loss(x):\n    scales = x.new_tensor(WEIGHTS)\n    return x * scales\n"
+    )
+    used = SourceLine(str(file), 5)
+    assert stated_at(used, "new_tensor(x, [1, -0.5])") == stated_at(used, "[1.0, -0.5]") == SourceLine(str(file), 1)
+    assert stated_at(used, "[1.0, 0.5]") == stated_at(used, "[1.0]") == used
+
+
+def test_the_last_call_of_a_function_in_another_one(tmp_path: Path) -> None:
+    file = tmp_path / "port.py"
+    file.write_text("def step(p):\n    u = optimizer.update(p)\n    p = optax.apply_updates(p, u)\n    return p\n")
+    step = SourceLine(str(file), 1)
+    assert call_in(step, ("apply_updates", "update")) == SourceLine(str(file), 3)
+    assert call_in(step, ("other",)) is call_in(None, ("update",)) is None
 
 
 def test_a_layer_is_quoted_where_it_gets_its_name(tmp_path: Path) -> None:
