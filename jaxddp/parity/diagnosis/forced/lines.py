@@ -8,6 +8,7 @@ from jaxddp.parity.diagnosis.forced.hits import Segment, moves
 from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
 from jaxddp.parity.diagnosis.forward.reading import NO_TRACE
+from jaxddp.parity.diagnosis.forward.rewiring import SHAPES
 from jaxddp.parity.graph import ARGUMENT, SLICE, Graph, Node
 from jaxddp.parity.operations import Lines, SourceLine, are_near, readings
 
@@ -38,12 +39,13 @@ def lines_of(location: Location, place: Sequence[Segment]) -> Lines:
 def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, call: Call, name: CallEdit) -> Lines:
     """Return the lines of a fault that has a name: torch's call, and the port's operation that has the number."""
     is_planted = any(one.edits and one.order is None for one in place)  # equal values follow only later
-    if name.change.fault in LEFT_OUT and not is_planted:
+    is_of_shape = name.change.fault in LEFT_OUT and call.name in SHAPES  # the operation that broadcasts shows it
+    if name.change.fault in LEFT_OUT and not is_planted and not is_of_shape:
         number = next(n for n, one in enumerate(location.loss.calls) if one is call)
         lines = _of_call_left_out(location, place, number) or lines
     jax, value = location.jax, name.value
     indices = [k for one in place for k in (*one.jax, *(one.joined or one.ends)[1:])]
-    if name.change.fault in OF_ARGUMENTS and value is None:  # the port's first operation has it
+    if (name.change.fault in OF_ARGUMENTS and value is None) or is_of_shape:  # the port's first operation has it
         shown = (jax[k].line for k in indices if not moves(jax, k) and jax[k].name not in (*MOVES, SLICE))
         lines = Lines(next((line for line in shown if line is not None), lines.jax), lines.torch)
     if value is not None and value not in NO_TRACE:
