@@ -96,11 +96,14 @@ def _of_call_left_out(location: Location, place: Sequence[Segment], number: int)
 
 
 def _of_layer(graph: Graph, value: int, user: Node | None) -> SourceLine | None:
-    """Return the line at which a function that is a layer is given a value; of a value of its own, the value's line."""
+    """Return the line at which a function that is a layer is given a value, or at which one that it returns is used.
+
+    A value that stays in the function has its own line.
+    """
     given, users = graph[value], graph.users[value]
     user = user or (graph[users[-1]] if users else given)
     further = len(user.callers) - len(given.callers)
-    return user.callers[further - 1] if further > 0 else given.line
+    return user.callers[further - 1] if further > 0 else user.line if further < 0 else given.line
 
 
 def _used(graph: Graph, index: int, after: int) -> Node:
