@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from jaxddp import optim
 from jaxddp.parity.compare.clipping import Clipping
+from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.optimizer import program
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
     FLOOR,
@@ -174,7 +175,7 @@ def test_a_number_that_nobody_writes_is_no_name(rate: float, plain: bool) -> Non
     assert ruling.runner_up is None or ruling.runner_up.plain
 
 
-HIDDEN = (("sum_not_mean", 2.0, "a sum"), ("averaged_twice", 0.5, "a mean of means"))
+HIDDEN = ((Deviation("sum_not_mean", "a sum"), 2.0), (Deviation("averaged_twice", "a mean of means"), 0.5))
 
 
 @pytest.mark.one_in(3)
