@@ -16,6 +16,7 @@ from jaxddp.parity.operations import SourceLine, are_near
 
 FEW = 3  # operations, from which on both sides of a segment must have almost the same inputs
 STRANGE = 3  # inputs that only one side has
+MOST_ELEMENTS = 2**26  # of values that are compared, or made again, in trials that make all later values
 IN_PART, SEVERAL = 0.2, 4  # share of equal elements, and how many are different numbers, where others have no effect
 EDIT = 2  # cost of a call with a fault
 NEAREST = 12  # of the port's values that are tried in each of two places
@@ -206,11 +207,15 @@ class State:
 
         The loss must not: both programs leave these elements out later, such as those of padding.
         """
+        left = MOST_ELEMENTS
         for index in sorted(self.of_torch):
             mine = self.alignment.arrays.get(index)
             if mine is None or mine.dtype.kind != "f" or mine.size < 2:
                 continue
             for _, twin in self._candidates(index, self.of_jax):
+                left -= mine.size
+                if left < 0:
+                    return None
                 if not _is_equal_in_part(mine, self.aligner.array(twin, mine)):
                     continue
                 changed = self._with(self.torch[index].call, {index: twin}, ())

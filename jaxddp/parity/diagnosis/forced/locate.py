@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxddp.parity.diagnosis.forced.align import Aligner, Alignment, Twin
 from jaxddp.parity.diagnosis.forced.forced_values import OtherInputs, holds
-from jaxddp.parity.diagnosis.forced.hits import EDIT, Hit, Segment, State, signature
+from jaxddp.parity.diagnosis.forced.hits import EDIT, MOST_ELEMENTS, Hit, Segment, State, signature
 from jaxddp.parity.diagnosis.forced.layouts import equal
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Site
@@ -79,7 +79,7 @@ class Location:
         self.trials = 0
         self.others = [one for one in others if one.same_batch == self.aligner.layouts.has_rows]
         self._calls_edits, self._names_of = edits, names_of
-        self._tried_everywhere = self._replays = 0
+        self._tried_everywhere = self._tried_in_loops = self._replays = 0
         self.alignment = self.aligner.start()
         self._search()
 
@@ -109,7 +109,7 @@ class Location:
         if again := self._again(state):
             return again
         cheap = self._cheapest(state, [most for most in COSTS if most <= CHEAP])
-        ordered = self._planted(state, self._orders(state))
+        ordered = self._planted(state, itertools.islice(self._orders(state), self._most(MOST_EVERYWHERE)))
         if ordered is not None and (cheap is None or ordered.left < cheap.left):
             return ordered
         if cheap is not None and cheap.left <= len(state.of_torch) // 2:
@@ -142,7 +142,7 @@ class Location:
         found: list[Hit] = []
         for cost, index, twin in state.pairs(CHEAP):
             self._replays += 1
-            if self._replays > MOST_REPLAYS:
+            if self._replays > self._most(MOST_REPLAYS):
                 break
             if hit := state.replayed(index, twin, cost):
                 found.append(hit)
@@ -332,7 +332,7 @@ class Location:
         edits = (edit for numbers in self._places(state) for edit in self._edits_of(numbers[0], state))
         for edit in itertools.chain(self._edits_in_loops(state), edits):
             self._tried_everywhere += 1
-            if self._tried_everywhere > MOST_EVERYWHERE:
+            if self._tried_everywhere > self._most(MOST_EVERYWHERE):
                 return
             yield edit
 
@@ -346,7 +346,15 @@ class Location:
         loops = [numbers[0] for numbers in self._places(state) if len(numbers) > 1]
         numbers = (edit for n in loops for edit in self._edits_of(n, state) if edit.change.fault == "number")
         operands = (edit for n in loops for edit in self._calls_edits.of_operands(n))
-        yield from itertools.islice(itertools.chain(operands, numbers), MOST_IN_LOOPS)
+        for edit in itertools.chain(operands, numbers):
+            self._tried_in_loops += 1
+            if self._tried_in_loops > self._most(MOST_IN_LOOPS):
+                return
+            yield edit
+
+    def _most(self, trials: int) -> int:
+        """Return the number of trials that make later values again: fewer in a program of many elements."""
+        return min(trials, MOST_ELEMENTS // (1 + sum(node.size for node in self.torch)))
 
     def _places(self, state: State) -> list[list[int]]:
         """Return the calls that differ, those that are made several times together; first those with equal inputs."""
