@@ -78,7 +78,7 @@ def with_optimizer_lines(
     Faults of its schedule get those of the schedule, where the user's files have them.
     """
     workers, unseen = searches.workers, list[Problem]()
-    step = min(located.step for located in evidence.judgement.first.values()) - 1
+    step = _first_step(evidence)
     of_torch = TorchOptimizerLine(evidence.case.torch_source, tensor, step)
     of_jax = JaxOptimizerLine(evidence.case, evidence.start, tensor, step)
     jax = searches.run(lambda: workers.jax.do(of_jax), unseen) or OptimizerLines()
@@ -134,10 +134,15 @@ def with_batch_lines(
     applies: Callable[[str], bool] = lambda fault: True,
 ) -> Ruling:
     """Add the lines that first give other values to a batch to the faults to which they apply, that have none."""
-    step = min(located.step for located in evidence.judgement.first.values()) - 1
+    step = _first_step(evidence)
     found = searches.run(lambda: searches.workers.jax.do(BatchLines(evidence.case, step)), problems=[]) or Lines()
     functions = _lines_of_functions(evidence, searches, SAMPLES)
     return _with_lines(ruling, Lines(found.jax or functions.jax, found.torch or functions.torch), applies)
+
+
+def _first_step(evidence: Evidence) -> int:
+    """Return the first step, from 0, of which a stage differs."""
+    return min(located.step for located in evidence.judgement.first.values()) - 1
 
 
 def _lines_of_functions(evidence: Evidence, searches: InterruptibleSearches, functions: Functions) -> Lines:

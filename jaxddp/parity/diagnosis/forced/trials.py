@@ -63,8 +63,8 @@ class SegmentSubject:
     def _moved(self, index: int) -> Iterator[int]:
         """Yield a value, and those from which calls have moved it."""
         yield index
-        while moves(self._torch, index):
-            index = self._torch[index].inputs[0]
+        while len(inputs := self._torch[index].inputs) == 1 and moves(self._torch, index):
+            index = inputs[0]
             yield index
 
     @cached_property

@@ -204,9 +204,9 @@ def _skips(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]
     steps = [int(step) + 1 for step in np.flatnonzero(skipped)]
     numbers = f"{', '.join(map(str, steps[:MOST_STEPS]))}{' and more' * (len(steps) > MOST_STEPS)}"
     says = f"no parameter moves at step{'s' * (len(steps) > 1)} {numbers}"
-    unused = replace(program, used=program.used & ~skipped[:, None])
+    used = program.used & ~skipped[:, None]
     still = np.where(skipped[:, None], 0.0, program.lr)
-    yield discrete("updates_skipped", f"{says}, nor does the optimizer's state", lambda p: replace(p, used=unused.used))
+    yield discrete("updates_skipped", f"{says}, nor does the optimizer's state", lambda p: replace(p, used=used))
     yield discrete(
         "updates_skipped",
         f"{says}, while the optimizer's state does",
