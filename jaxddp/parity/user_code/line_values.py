@@ -65,11 +65,15 @@ class LineValues:
 def first_apart(one: Sequence[Noted], other: Sequence[Noted]) -> SourceLine | None:
     """Return the line of the first value that one function computes and the other does not; None: there is none.
 
+    Lines that both run (one function calls the other, or both a third) make no difference: the call's line does.
+
     >>> with LineValues() as values:
     ...     pass
     >>> first_apart(values.noted, [])
     """
-    return next((line for line, x in one if not any(are_near(x, y) for _, y in other)), None)
+    shared = {line for line, _ in other}
+    own = ((line, x) for line, x in one if line not in shared)
+    return next((line for line, x in own if not any(are_near(x, y) for _, y in other)), None)
 
 
 def _held(variables: Mapping[str, Any]) -> dict[str, tuple[Moments, ...]]:

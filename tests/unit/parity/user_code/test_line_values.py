@@ -63,6 +63,22 @@ def test_functions_that_compute_the_same_in_other_steps_are_not_apart(tmp_path: 
     assert first_apart(jax, torch) is first_apart(torch, jax) is None
 
 
+def test_a_line_that_both_run_is_not_the_one_that_differs(tmp_path: Path) -> None:
+    path = tmp_path / "port.py"
+    path.write_text(
+        "def torch_batch(step, rank):\n    x = 10 * step + rank\n    return {'x': x}\n"
+        "def jax_batch(step, rank):\n    return torch_batch(step, 5)\n"
+    )
+    functions = runpy.run_path(str(path))
+    sides = {}
+    for side in ("jax", "torch"):
+        with LineValues() as values:
+            functions[f"{side}_batch"](2, 1)
+        sides[side] = values.noted
+    assert first_apart(sides["jax"], sides["torch"]) == SourceLine(str(path), 5)
+    assert first_apart(sides["torch"], sides["jax"]) is None
+
+
 def test_a_trace_ends(tmp_path: Path) -> None:
     before = sys.gettrace()
     long = noted(tmp_path, "long", f"def batch(step, rank):\n    for k in range({2 * MOST_LINES}):\n        step = k\n")
