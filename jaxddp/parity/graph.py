@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxddp.parity.operations import Moments, Operation, Operations, Results, SourceLine, moments
+from jaxddp.parity.operations import Moments, Operation, Operations, Results, SourceLine, are_near, moments
 
 SLICE = "slice of a loop's step"
 NOTHING = moments(np.zeros(0))
@@ -112,6 +112,16 @@ class Graph(Sequence[Node]):
         for index, node in enumerate(self._nodes):
             outputs[node.call].append(index)
         return outputs
+
+    @cached_property
+    def moves(self) -> list[bool]:
+        """For each value, whether it holds the numbers of one from which it is computed."""
+
+        def holds(node: Node, source: Node) -> bool:
+            known = node.moments, source.moments
+            return known[0] is not None and known[1] is not None and are_near(known[0], known[1])
+
+        return [any(holds(node, self._nodes[k]) for k in node.inputs) for node in self._nodes]
 
     def before(self, index: int, within: Collection[int]) -> set[int]:
         """Return a value of a region and all values of the region from which it is computed."""

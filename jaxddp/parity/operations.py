@@ -161,12 +161,16 @@ def moments(x: np.ndarray) -> Moments:
     """
     with np.errstate(invalid="ignore"):  # memory that is not yet written, as of torch.empty, may hold signalling NaNs
         values = np.asarray(x, dtype=np.float64).ravel()
-        is_small = values.size and values.min() > -LARGE and values.max() < LARGE  # not if there is a NaN
-        finite = values if is_small else values[np.abs(values) < LARGE]
-    if not finite.size:
-        return Moments(values.size, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    sums = float(finite.sum()), float(np.abs(finite).sum()), float(finite @ finite)
-    return Moments(values.size, finite.size, *sums, float(finite.min()), float(finite.max()))
+        finite, ends = values, _ends(values)
+        if not (ends[0] > -LARGE and ends[1] < LARGE):  # or there is a NaN
+            finite = values[np.abs(values) < LARGE]
+            ends = _ends(finite)
+    sums = float(finite.sum()), float(np.abs(finite).sum()), float(np.square(finite).sum())
+    return Moments(values.size, finite.size, *sums, *ends)
+
+
+def _ends(values: np.ndarray) -> tuple[float, float]:
+    return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
 
 
 def are_near(one: Moments, other: Moments) -> bool:

@@ -1,7 +1,7 @@
 """Record the random numbers that a torch loss or step draws, or take them from the batch. Imports no jax."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -92,9 +92,19 @@ class ServedDraws(TorchDispatchMode):
     tensor([2., 0.])
     """
 
+    _active: ClassVar[list[Served | ConstantDraws]] = []
+
     def __init__(self, served: Served | ConstantDraws) -> None:
         super().__init__()
         self._served = served
+
+    def __enter__(self) -> Self:
+        self._active.append(self._served)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._active.pop()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -111,6 +121,12 @@ class ServedDraws(TorchDispatchMode):
         if isinstance(result, tuple):  # native_dropout: (input * mask / (1 - p), mask)
             result[0].copy_(args[0] * numbers / (1 - args[1]))
         return result
+
+
+def numbers_of_draw(kind: str, shape: Sequence[int]) -> Tensor | None:
+    """Return the numbers that the next draw would get in `ServedDraws`, as that draw; None: torch draws them."""
+    active = ServedDraws._active
+    return active[-1].take(kind, shape) if active else None
 
 
 def serving(port: DrawnPort, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from threadpoolctl import threadpool_info
 
 from jaxddp.parity.processes import (
     Child,
@@ -65,6 +66,7 @@ os.wait()
 """
 DEEDS: dict[str, Callable[[Any], Any]] = {
     "answer": lambda answer: answer,
+    "BLAS threads": lambda _: [one["num_threads"] for one in threadpool_info() if one["internal_api"] == "openblas"],
     "load": load,
     "exit": os._exit,
     "stop": lambda number: os.kill(os.getpid(), number),
@@ -127,6 +129,14 @@ def test_a_child_has_its_parents_environment_of_the_moment(monkeypatch: pytest.M
     with serving() as children:
         (environment,) = asked(children, ("environment", None))
     assert environment["CUDA_VISIBLE_DEVICES"] == "7" and "HOME" not in environment
+
+
+def test_products_of_numpy_take_one_thread_in_children_and_the_parent_keeps_its_environment() -> None:
+    before = dict(os.environ)
+    with serving() as children:
+        (threads,) = asked(children, ("BLAS threads", None))
+    assert threads and set(threads) == {1}
+    assert dict(os.environ) == before
 
 
 def test_a_child_that_raises_reports_the_line_and_takes_further_jobs(tmp_path: Path) -> None:

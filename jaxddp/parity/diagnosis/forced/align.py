@@ -104,9 +104,10 @@ class PortValues:
 
     def _padded(self, array: np.ndarray, among: Collection[int] | None) -> Iterator[Twin]:
         """Yield the port's values of which an array of torch has some rows."""
-        if array.dtype.kind != "f" or np.unique(array).size < 2:
+        padded = [k for size in self.layouts.sizes_of_padded(array.shape) for k in self.of_size[size]]
+        if not padded or array.dtype.kind != "f" or not np.ptp(array):
             return
-        for k in (k for size in self.layouts.sizes_of_padded(array.shape) for k in self.of_size[size]):
+        for k in padded:
             port_array = self.jax[k].array
             if port_array is None or port_array.dtype.kind != "f" or (among is not None and k not in among):
                 continue

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from jaxddp.parity.diagnosis.forced.hits import Segment, moves
+from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.graph import ARGUMENT, Graph, Node
 from jaxddp.parity.operations import are_near
@@ -234,7 +234,7 @@ def _argument(x: Any, texts: Iterator[str]) -> str:
 
 def _written(text: str, graph: Graph, inside: Collection[int], longest: int) -> str:
     """Return an expression; in place of a long one the user's function that computes it, if there is one."""
-    nodes = (graph[k] for k in inside if graph[k].name not in MOVES and not moves(graph, k))
+    nodes = (graph[k] for k in inside if graph[k].name not in MOVES and not graph.moves[k])
     chains = [(node.line, *node.callers) for node in nodes if node.line is not None]
     function = common_function(chains) if len(text) > longest else ""
     return f"{function}(...)" if function else _short(text)

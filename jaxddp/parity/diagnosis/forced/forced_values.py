@@ -91,11 +91,7 @@ def _argument(location: "Location", index: int, other: OtherInputs, port: PortVa
         return other.arguments[node.name]
     if node.moments is None or node.moments.least == node.moments.largest:
         return node.array
-    if twin is not None:
-        return port.array(twin, node.array)
-    kept = node.array != 0  # the port may have a mask of dropout without its factor
-    twin = location.aligner.twin_of(kept) if (node.array[kept] == node.moments.largest).all() else None
-    return node.array if twin is None else port.array(twin, kept) * node.moments.largest
+    return node.array if twin is None else port.array(twin, node.array)
 
 
 def collapses(location: "Location", alignment: Alignment) -> bool:

@@ -393,11 +393,4 @@ def _moves_only(result: np.ndarray, given: Iterable[np.ndarray]) -> bool:
 
 def _cost(graph: Graph, indices: Iterable[int]) -> int:
     """Return the number of calls that do more than move values."""
-    return len({graph[k].call for k in indices if not moves(graph, k)})
-
-
-def moves(graph: Graph, index: int) -> bool:
-    """Return whether a value holds the numbers of one from which it is computed."""
-    node = graph[index]
-    given = (graph[k].moments for k in node.inputs)
-    return node.moments is not None and any(x is not None and are_near(node.moments, x) for x in given)
+    return len({graph[k].call for k in indices if not graph.moves[k]})

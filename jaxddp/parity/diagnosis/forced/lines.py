@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from jaxddp.parity.diagnosis.forced.expressions import CONSTANT, INFIX, MOVES, NAMES
-from jaxddp.parity.diagnosis.forced.hits import Segment, moves
+from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
 from jaxddp.parity.diagnosis.forward.reading import NO_TRACE
@@ -46,10 +46,10 @@ def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, ca
     jax, value = location.jax, name.value
     indices = [k for one in place for k in (*one.jax, *(one.joined or one.ends)[1:])]
     if (name.change.fault in OF_ARGUMENTS and value is None) or is_of_shape:  # the port's first operation has it
-        shown = (jax[k].line for k in indices if not moves(jax, k) and jax[k].name not in (*MOVES, SLICE))
+        shown = (jax[k].line for k in indices if not jax.moves[k] and jax[k].name not in (*MOVES, SLICE))
         lines = Lines(next((line for line in shown if line is not None), lines.jax), lines.torch)
     if value is not None and value not in NO_TRACE:
-        is_own = any(not moves(jax, k) for one in place for k in one.jax)
+        is_own = any(not jax.moves[k] for one in place for k in one.jax)
         following = () if is_own else sorted(jax.after(place[-1].ends[1], range(len(jax))))[:FOLLOWING]
         having = (jax[k].line for k in (*indices, *following) if _has(jax[k], value))
         lines = Lines(next((line for line in having if line is not None), lines.jax), lines.torch)
@@ -149,7 +149,7 @@ def _no_deeper(location: Location, node: Node, call: Node) -> SourceLine | None:
 def _of_value_before(location: Location, place: Sequence[Segment], of_jax: Sequence[int]) -> SourceLine | None:
     """Return torch's line of the value to which the port does more, if it does so in the statement that makes it."""
     jax, (t, _), (_, after) = location.jax, place[-1].ends, place[-1].joined or place[-1].ends
-    first = next((jax[k] for k in of_jax if not moves(jax, k)), jax[of_jax[0]])
+    first = next((jax[k] for k in of_jax if not jax.moves[k]), jax[of_jax[0]])
     makers = {jax[k].line for k in first.inputs if jax[k].call != ARGUMENT}
     is_there = first.line is not None and first.line in makers and first.line != jax[after].line
     return location.torch[t].line if is_there else None
@@ -158,7 +158,7 @@ def _of_value_before(location: Location, place: Sequence[Segment], of_jax: Seque
 def _of_further(graph: Graph, indices: Sequence[int], other: Graph, of_other: Sequence[int]) -> SourceLine | None:
     """Return the line of the operations that only one side has, if the other has none of these, and they are in one."""
     mine, theirs = (
-        {k: _word(x[k]) for k in of if x[k].name not in MOVES and not moves(x, k)}
+        {k: _word(x[k]) for k in of if x[k].name not in MOVES and not x.moves[k]}
         for x, of in ((graph, indices), (other, of_other))
     )
     further = {graph[k].line for k, word in mine.items() if word not in theirs.values()}

@@ -328,7 +328,7 @@ class Location:
         """Yield faults of how entries of the batch are taken, and some of calls."""
         if self._calls_edits is None:
             return
-        yield from self._calls_edits.of_inputs()
+        yield from itertools.islice(self._calls_edits.of_inputs(), self._most(MOST_EVERYWHERE))
         edits = (edit for numbers in self._places(state) for edit in self._edits_of(numbers[0], state))
         for edit in itertools.chain(self._edits_in_loops(state), edits):
             self._tried_everywhere += 1

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.parity.diagnosis.forced.forced_values import ForcedValues, made_by
-from jaxddp.parity.diagnosis.forced.hits import Segment, moves
+from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.layouts import equal
 from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
@@ -56,14 +56,14 @@ class SegmentSubject:
         indices = {k for one in self.segments for k in one.torch}
         given = {k for index in indices for k in self._torch[index].inputs}
         indices |= {k for one in self.segments for k in self._moved(one.ends[0])}
-        indices |= {k for k in given if moves(self._torch, k)}
+        indices |= {k for k in given if self._torch.moves[k]}
         found = {self._torch[k].call for k in indices} | {one.call for one in self.segments}
         return sorted(found - {ARGUMENT})
 
     def _moved(self, index: int) -> Iterator[int]:
         """Yield a value, and those from which calls have moved it."""
         yield index
-        while len(inputs := self._torch[index].inputs) == 1 and moves(self._torch, index):
+        while len(inputs := self._torch[index].inputs) == 1 and self._torch.moves[index]:
             index = inputs[0]
             yield index
 

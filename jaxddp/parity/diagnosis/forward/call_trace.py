@@ -10,10 +10,19 @@ from functools import partial
 from typing import Any, Self
 
 import torch
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from jaxddp.parity.diagnosis.forward.calls import OF, Call, CallEdit, Gather, Proceed, Site, tensors_in
-from jaxddp.parity.diagnosis.forward.composites import ATTENTION, OPENED, cells_of, opened_attention, run_recurrent
+from jaxddp.parity.diagnosis.forward.composites import (
+    ATTENTION,
+    OPENED,
+    cells_of,
+    dropout,
+    numbers_of_dropout,
+    opened_attention,
+    run_recurrent,
+)
 from jaxddp.parity.operations import calling_lines, library_function, lines_of_user, moments
 
 
@@ -85,9 +94,9 @@ class CallTrace(TorchFunctionMode):
         site = name, self._counter[name]
         self._counter[name] += 1
         if self._opens and name in OPENED and site not in self._patches:
-            result = OPENED[name](partial(self._inner, site, site[1]), *args, **kwargs)
-            if result is not None:
-                return result
+            return OPENED[name](partial(self._inner, site, site[1]), *args, **kwargs)
+        if func is F.dropout and (numbers := numbers_of_dropout(*args, **kwargs)) is not None:
+            func, kwargs = dropout, {**kwargs, "numbers": numbers}
         run: Proceed = Call.run
         if self._opens and not kwargs and (cells := cells_of(name, args)):
             run = partial(self._opened, self._first_cell(args, cells))

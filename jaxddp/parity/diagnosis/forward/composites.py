@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from jaxddp.parity.torch_side.draws import numbers_of_draw
+
 ATTENTION = "multi_head_attention_forward"
 GATES = {"lstm": 4, "gru": 3}  # in each of the weights
 MOST_STEPS = 128  # time steps of all layers and directions of a call that is opened; each is about 15 calls
@@ -90,7 +92,8 @@ def run_recurrent(name: str, args: Sequence[Any], make: Callable[..., Any]) -> A
             ends.append(end)
         x = partial(make, 2 * layer)("both directions", torch.cat, outputs, -1) if bidirectional else outputs[0]
         if rate and training and layer < layers - 1:
-            x = partial(make, layer)("the layer's outputs", F.dropout, x, rate, True)
+            numbers = numbers_of_dropout(x, rate)
+            x = partial(make, layer)("the layer's outputs", dropout, x, rate, True, False, numbers)
     x = outer("the outputs", torch.transpose, x, 0, 1) if batch_first else x
     return x, *(outer("the last states", torch.stack, list(of_all)) for of_all in zip(*ends, strict=True))
 
@@ -182,21 +185,23 @@ def opened_product_attention(
         scores = make("the scores", torch.add, scores, attn_mask)
     weights = make("the scores", torch.softmax, scores, -1)
     if dropout_p:
-        weights = opened_dropout(make, weights, dropout_p) or weights
+        weights = make("the weights", dropout, weights, dropout_p, True, False, numbers_of_dropout(weights, dropout_p))
     return make("the values", torch.matmul, weights, value)
 
 
-def opened_dropout(
-    make: Make, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor | None:
-    """Return dropout as a product with its mask, which is drawn once; None: nothing is dropped, or in place."""
-    if not (training and 0 < p < 1) or inplace:
-        return None
-    mask = F.dropout(torch.ones_like(input), p)
-    return make("dropout", torch.mul, input, mask)
+def dropout(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, numbers: Tensor | None = None
+) -> Tensor:
+    """Return dropout with a mask of given uniform numbers in (0, 1), those below 1 - p; None: torch draws the mask."""
+    if numbers is None or not (training and 0 < p < 1):
+        return F.dropout(input, p, training, inplace)
+    mask = (numbers < 1 - p).to(input.dtype) / (1 - p)
+    return input.mul_(mask) if inplace else input * mask
 
 
-OPENED: dict[str, Callable[..., Tensor | None]] = {
-    "scaled_dot_product_attention": opened_product_attention,
-    "dropout": opened_dropout,
-}
+def numbers_of_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor | None:
+    """Return the numbers that the next call of dropout would draw; None: it draws none, or torch draws them."""
+    return numbers_of_draw("bernoulli", input.shape) if training and 0 < p < 1 else None
+
+
+OPENED: dict[str, Callable[..., Tensor]] = {"scaled_dot_product_attention": opened_product_attention}

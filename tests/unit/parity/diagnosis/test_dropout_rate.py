@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -69,6 +70,29 @@ def check_planted(patch: CallEdit, drop: Callable[[Tensor, float], Tensor], *sha
 def test_a_planted_rate_is_the_loss_at_that_rate(drop: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
     ((call, change),) = changes_of(lambda x: drop(x, 0.25))
     check_planted(CallEdit(change, frozenset({call.site})), drop, shape)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
+def test_a_recorded_call_takes_the_numbers_that_it_would_draw(rate: float, inplace: bool) -> None:
+    numbers, draws = torch.linspace(0.01, 0.99, X.numel()).reshape(X.shape), [Draw("bernoulli", tuple(X.shape))]
+    results = []
+    calls = CallTrace(modules=[], reads=True)
+    recordings: tuple[AbstractContextManager[object], ...] = (nullcontext(), calls)
+    for recording in recordings:
+        with ServedDraws(Served({f"{ENTRY}0": numbers}, draws, "torch")), recording:
+            results.append(F.dropout(X.clone(), rate, True, inplace))
+    assert torch.equal(*results)
+    (call,) = (call for call in calls.recorded if call.name == "dropout")
+    assert (call.get("numbers") is numbers) == (rate == 0.25)
+    again = call.run() if rate == 0.25 and not inplace else results[0]
+    assert torch.equal(again, results[0])
+
+
+def test_outside_of_served_draws_torch_draws_the_mask() -> None:
+    with CallTrace(modules=[], reads=True) as calls:
+        F.dropout(X, 0.25)
+    assert calls.recorded[-1].get("numbers") is None
 
 
 RNN = nn.LSTM(4, 4, num_layers=2, batch_first=True)
