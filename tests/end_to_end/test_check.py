@@ -261,7 +261,8 @@ def test_a_skipped_update_is_no_learning_rate_of_0(checked: Checked) -> None:
         own_optimizers("SGD(parameters, lr=0.1)", "optax.sgd(0.1)"), more=skips.replace("COUNT", "state.step + 1")
     )
     ((difference),) = report.differences
-    assert (difference.stage, difference.step, difference.cause) == ("update", 2, None), report
+    assert (difference.stage, difference.step) == ("update", 2) and difference.cause is not None, report
+    assert difference.cause.names == ("updates_skipped",)
 
 
 # The last step forgets the moments, which no later update shows.

@@ -189,7 +189,7 @@ SCALED_BY_HALF = ("self.drop(nnx.tanh(self.fc1(x)))", "self.drop(nnx.tanh(self.f
 RATE = "dropout rate 0.5 instead of 0.25"
 # Changes, more of the port; the fault's name, and what is said of it.
 FAULTS = {
-    "logvar": ([*NOISE, NO_HALF], "", "call_left_out", "mul by 0.5 left out"),
+    "logvar": ([*NOISE, NO_HALF], "", "call_left_out", "mul by 0.5 left out of logvar"),
     "order": (
         [*NOISE, *TWO_NOISES, SWAPPED],
         "",
@@ -204,7 +204,8 @@ FAULTS = {
         [*DROPOUT, OTHER_RATE, SCALED_BY_HALF],
         "",
         "other_expression",
-        "where((0 < 0.5), (tanh(...) / 0.5), 0) / 2 instead of tanh(...) * a constant, in linear of fc2",
+        "where((draw 1 < 0.5), (tanh(...) / 0.5), 0) / 2 instead of dropout(tanh(...), p=0.25, numbers=draw 1), "
+        "in linear of fc2",
     ),
 }
 

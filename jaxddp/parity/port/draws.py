@@ -190,6 +190,16 @@ def examples_of(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: array for name, array in batch.items() if not name.startswith(ENTRY)}
 
 
+def shown_entry(name: str) -> str:
+    """Return the name of a batch's entry, of the numbers of a draw as messages count these.
+
+    >>> shown_entry("jaxddp draw 0"), shown_entry("x")
+    ('draw 1', 'x')
+    """
+    number = name.removeprefix(ENTRY)
+    return f"draw {int(number) + 1}" if number != name and number.isdigit() else name
+
+
 class Served:
     """Give a loss the random numbers that its batch contains, one draw after the other.
 

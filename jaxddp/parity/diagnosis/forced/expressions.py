@@ -10,8 +10,10 @@ from torch import Tensor
 
 from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forward.calls import parameters_of
 from jaxddp.parity.graph import ARGUMENT, Graph, Node
 from jaxddp.parity.operations import are_near
+from jaxddp.parity.port.draws import shown_entry
 from jaxddp.parity.user_code.functions import common_function
 
 INFIX = {
@@ -141,10 +143,13 @@ class Expressions:
         return rest[0] if len(rest) == 1 and _are_equal(node, graph[rest[0]]) else None
 
     def _call(self, node: Node, given: Sequence[str]) -> str:
-        """Write a call of torch with its arguments."""
+        """Write a call of torch with its arguments, except for those that are the function's defaults."""
         call, texts = self._loss.calls[node.call], iter(given)
+        defaults = parameters_of(call.function)
         arguments = [_argument(x, texts) for x in call.args]
-        arguments += [f"{key}={_argument(x, texts)}" for key, x in call.kwargs.items() if x is not None]
+        told = ((key, x) for key, x in call.kwargs.items() if x is not None)
+        told = ((key, x) for key, x in told if isinstance(x, Tensor) or x != defaults.get(key))
+        arguments += [f"{key}={_argument(x, texts)}" for key, x in told]
         return _operation(call.name, call.name.rstrip("_"), arguments)
 
     def _leaf_of_torch(self, index: int) -> str:
@@ -155,7 +160,7 @@ class Expressions:
         node = self._torch[index]
         taken = {*self._names.values()}
         if node.call == ARGUMENT:
-            name = node.name
+            name = shown_entry(node.name)
         else:
             call, variable = self._loss.calls[node.call], self._loss.variables.get(index, "")
             of_module = f"{call.module}(...)" if call.module and self._is_last(node.call) else ""

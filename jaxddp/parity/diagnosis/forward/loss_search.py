@@ -19,6 +19,7 @@ from jaxddp.parity.diagnosis.forward.replay import ModelEvidence
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.diagnosis.search.fault_search import find_faults
 from jaxddp.parity.diagnosis.search.fit import Item
+from jaxddp.parity.port.draws import examples_of, shown_entry
 
 if TYPE_CHECKING:
     from jaxddp.parity.diagnosis.forward.loss_causes import LossAndGradients
@@ -58,11 +59,12 @@ class LossSearch:
         return replace(ruling, lines=tuple(text.lines for text in segments[:1]), segments=segments)
 
     def _words(self, reading: Reading) -> tuple[dict[int, str], dict[int, str]]:
-        """Return the names of parameters and entries of the batch by their ids, and those of the entries alone."""
+        """Return names by the ids of tensors: of parameters and what the batch has, and of its examples alone."""
         module, steps = self.evidence.module, self.evidence.steps
         names = {id(parameter): name for name, parameter in module.named_parameters()}
-        inputs = {id(x): name for name, x in steps[reading.step].micro_batches[reading.rank][0].items()}
-        return {**inputs, **names}, inputs
+        batch = steps[reading.step].micro_batches[reading.rank][0]
+        entries = {id(x): shown_entry(name) for name, x in batch.items()}
+        return {**entries, **names}, {id(x): name for name, x in examples_of(batch).items()}
 
     def with_reading(self, reading: Reading) -> tuple[Ruling, tuple[Item, ...]]:
         """Return the ruling where the port's program is known."""
