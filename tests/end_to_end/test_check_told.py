@@ -48,7 +48,6 @@ EXPRESSIONS = {
 }
 # Changes, more of the port; stage and step of the first difference, the start of its tensor, and what is said of it.
 LOCATED = {
-    "frozen in torch": ([SGD, FROZEN], "", "update", 1, "fc1.", "torch has no gradient for it.*"),
     "rate of an optimizer that torch does not have": (
         [RATE_OF_ANOTHER],
         "",
@@ -74,6 +73,18 @@ def test_a_layer_that_is_frozen_in_the_port_alone_is_named(checked: Checked) -> 
     (found,) = checked(STAYS).differences
     assert found.stage == "update" and found.cause is not None and found.cause.names == ("rate_of_some",)
     assert found.cause.says == ("not updated in the port: fc1.bias, fc1.weight",)
+
+
+def test_a_layer_that_is_frozen_in_torch_alone_is_named(checked: Checked) -> None:
+    (found,) = checked(SGD, FROZEN).differences
+    assert (found.stage, found.step) == ("update", 1) and found.detail.startswith("torch has no gradient for it")
+    assert found.cause is not None and found.cause.says == ("updated in the port alone: fc1.bias, fc1.weight",)
+    assert "optax.set_to_zero()" in found.cause.fixes[0]
+
+
+def test_a_second_fault_beside_a_layer_that_is_frozen_in_torch_alone_is_not_passed_over(checked: Checked) -> None:
+    (found,) = checked(own_optimizers("SGD(parameters, lr=0.1)", "optax.sgd(0.11)"), FROZEN).differences
+    assert found.stage == "update" and (found.cause is None or found.cause.names != ("rate_of_some",)), found
 
 
 @pytest.mark.one_in(5)

@@ -219,6 +219,14 @@ def test_clipping_in_the_chain_of_a_step_is_explained(tmp_path: Path, workers: W
 
 
 @pytest.mark.large
+def test_an_update_by_a_gradient_that_only_the_port_computes_is_no_equal_step(checked: Checked) -> None:
+    report = checked(("    actor.backward()\n", ""))
+    assert report.stages["update"].residuals[0] > 0.1
+    (found, *_) = report.differences
+    assert (found.stage, found.step, found.tensor.partition(".")[0]) == ("update", 1, "actor"), report
+    assert found.detail == "torch's optimizer makes no update in this step"
+
+
 def test_a_loss_that_is_the_mean_over_the_replicas_is_said(checked: Checked) -> None:
     difference = checked(MEAN_OF_LOSSES).differences[0]
     assert (difference.stage, difference.cause) == ("local_loss", None) and difference.tensor.startswith("actor")

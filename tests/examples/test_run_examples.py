@@ -94,7 +94,13 @@ FILES = {name: {"data": ""} for name in ("resnet18", "vit")}
 FILES |= {"gpt2": {"tokens": ""}, "recommender": {"log": "log.npz"}, "fine_tune": {"data": "pairs.txt"}}
 OTHER_WEIGHTS = ("mine", "fine_tune")  # whose sides do not start from the same weights by themselves
 BROKEN = {  # an example with a change of its JAX side: the first stage that differs, its tensor, its cause
-    "vae": ("jnp.exp(log_variance / 2)", "jnp.exp(log_variance)", "local_loss", "loss", "div by 2 left out of log_variance"),
+    "vae": (
+        "jnp.exp(log_variance / 2)",
+        "jnp.exp(log_variance)",
+        "local_loss",
+        "loss",
+        "div by 2 left out of log_variance",
+    ),
     "dqn": (
         "model.target), options.polyak",
         "model.target), 1 - options.polyak",

@@ -49,6 +49,7 @@ from jaxddp.parity.workers import Workers
 NOT_SEARCHED = "a search, which this check leaves out"
 ENDED = f"the search was ended: {CUT_SHORT}"
 SEARCHING = "searching for the cause; Ctrl-C ends the search and prints what is known"
+FREEZE = "freeze them, too: optax.partition with optax.set_to_zero() for their labels, or jax.lax.stop_gradient"
 REDUCTION_STEPS = 5  # steps whose micro-batches are replayed, from the first that differs
 
 
@@ -145,6 +146,7 @@ def _explain_optimizer(
         ruling = restored if first["update"].step - 1 == evidence.facts.restore_at else None
         ruling = ruling or searches.on_rank(explain_update, evidence)
         ruling = restored if restored and not (ruling and ruling.named) else ruling
+        ruling = ruling if ruling and ruling.named else _trained_alone(evidence) or ruling
         differences += as_differences(evidence, "update", in_optimizer(ruling, first["update"].tensor))
     elif "optimizer_state" in first:
         state = first["optimizer_state"].tensor.partition(":")[2]
@@ -152,6 +154,22 @@ def _explain_optimizer(
     if "hyperparameters" in first and not any(d.stage == "update" and d.cause for d in differences):
         differences += as_differences(evidence, "hyperparameters", in_optimizer(None, ""))
     return differences
+
+
+def _trained_alone(evidence: Evidence) -> Ruling | None:
+    """Return the ruling that the port moves tensors for which torch has no gradient; None: others move, too."""
+    judgement = evidence.judgement
+    moved = [
+        (name, name in evidence.torch[step]["clipped_gradients"])
+        for step, of_tensors in enumerate(judgement.given["update"])
+        for name, residual in of_tensors.items()
+        if not residual <= judgement.allowed("update", step + 1)
+    ]
+    if not moved or any(has_gradient for _, has_gradient in moved):
+        return None
+    names = listed(sorted({name for name, _ in moved}), joint=", ")
+    one = Deviation("rate_of_some", f"updated in the port alone: {names}", where=names, fix=FREEZE)
+    return Ruling((Hypothesis((one,), 0.0, measured="the updates of all other tensors are equal"),), None)
 
 
 def _explain_samples(evidence: Evidence) -> Ruling:

@@ -20,7 +20,7 @@ from jaxddp.parity.idle_operations import (
 from jaxddp.parity.jax_side.checked_step import side_of
 from jaxddp.parity.jax_side.idle_members import kept_by, members_of_optimizer, with_members
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
-from jaxddp.parity.jax_side.recorded_runs import given_gradients
+from jaxddp.parity.jax_side.recorded_runs import forced_state
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.jax_side.watched_program import WatchedProgram, dropouts_shown, watched_program
 from jaxddp.parity.lazy_arrays import Arrays
@@ -92,8 +92,7 @@ class WatchJax:
             params, buffers = side.from_torch(reference.before(number))
             state = replace(state, params=params, buffers=buffers)
             if isinstance(step, MultiLossStep):
-                gradients = given_gradients(reference, number, side)
-                state = replace(state, opt_state=step.forced(state.opt_state, gradients))
+                state = forced_state(step, state, reference, number, side)
             arguments = state, jax.tree.map(jnp.asarray, batch)
             program = program or watched_program(of_all, arguments, replicas=self.case.world_size)
             calls, ((after, *_), flags) = program(arguments)

@@ -41,13 +41,20 @@ class MultiLossStep(ProgramStep):
         stages = {"local_loss": losses, "gradients": zeros | gradients, "params": after.params}
         return after, {}, stages | {"buffers": after.buffers}
 
-    def forced(self, opt_state: Any, gradients: Params) -> Any:
-        """Return the optimizers' states such that their next updates use these gradients."""
+    def forced(self, opt_state: Any, gradients: Params, flags: Params | None = None) -> Any:
+        """Return the optimizers' states such that their next updates use these gradients.
+
+        Args:
+            opt_state: the states.
+            gradients: the gradients.
+            flags: 0 where an optimizer uses what it receives; None: nowhere.
+        """
 
         def force(tree: TreeMap, state: Watched) -> Watched:
             names = tree.flat(state.given)
             given = tree.nest({name: gradients[name] for name in names})
-            return state._replace(given=given, forced=jnp.asarray(True))
+            ones = tree.nest({name: jnp.ones_like(gradients[name]) if flags is None else flags[name] for name in names})
+            return state._replace(given=given, forced=ones)
 
         return self.changed(opt_state, force)
 

@@ -149,8 +149,8 @@ def _multi_loss_step(
     reference: Trajectory,
     number: int,
 ) -> tuple[Record, TrainState]:
-    forced = step.forced(state.opt_state, given_gradients(reference, number, program.side))
-    after, stages = program.step(program.placed(dataclasses.replace(state, opt_state=forced)), batch)
+    forced = forced_state(step, state, reference, number, program.side)
+    after, stages = program.step(program.placed(forced), batch)
     opt_state = jax.device_get(after.opt_state)
     shown, updates = step.shown(opt_state), updates_between(state.params, after.params)
     record = program.record(stages, batch)
@@ -173,6 +173,16 @@ def given_gradients(reference: Trajectory, step: int, side: JaxSide) -> Params:
     given = full(reference.records[step], side.given)
     zeros = {name: np.zeros_like(x) for name, x in reference.start.items() if name not in given}
     return side.from_torch(Joined(given, zeros), adds=False)[0]
+
+
+def forced_state(
+    step: MultiLossStep, state: TrainState, reference: Trajectory, number: int, side: JaxSide
+) -> TrainState:
+    """Return a state whose optimizers use the reference's gradients, and their own where it has none."""
+    names = full(reference.records[number], side.given).keys()
+    flags = {name: np.full_like(x, name in names) for name, x in reference.start.items()}
+    given = given_gradients(reference, number, side), side.from_torch(flags, adds=False)[0]
+    return dataclasses.replace(state, opt_state=step.forced(state.opt_state, *given))
 
 
 def _program(

@@ -13,8 +13,8 @@ class Watched(NamedTuple):
     Attributes:
         inner: the transformation's state.
         received: gradients of the last update; zeros if there was none.
-        given: gradients that take their place, if `forced`.
-        forced: bool scalar.
+        given: gradients that take their place, where `forced` is not 0.
+        forced: numbers, as many as the gradients have.
         updates: int32 scalar, number of updates since `fresh`.
     """
 
@@ -37,10 +37,10 @@ def watched(transformation: optax.GradientTransformation) -> optax.GradientTrans
 
     def init(params: Any) -> Watched:
         zeros = jax.tree.map(jnp.zeros_like, params)
-        return Watched(transformation.init(params), zeros, zeros, jnp.asarray(False), jnp.int32(0))
+        return Watched(transformation.init(params), zeros, zeros, zeros, jnp.int32(0))
 
     def update(updates: Any, state: Watched, params: Any = None, **extra: Any) -> tuple[Any, Watched]:
-        used = jax.tree.map(lambda given, received: jnp.where(state.forced, given, received), state.given, updates)
+        used = jax.tree.map(lambda *leaves: jnp.where(*leaves), state.forced, state.given, updates)
         new, inner = transformation.update(used, state.inner, params, **extra)
         return new, Watched(inner, updates, state.given, state.forced, state.updates + 1)
 

@@ -21,10 +21,11 @@ LOOSE = frozenset({"factor", "addend", "other_operand", "call_added", "call_move
 
 
 def with_numbers(patches: Iterable[CallEdit], numbers: Sequence[float]) -> Iterator[CallEdit]:
-    """Yield the patches, those with a value also with each of the port's numbers."""
+    """Yield the patches, those with a value also with each of the port's numbers that may be one."""
     for patch in patches:
-        if patch.change.reference is not None:
-            yield from (replace(patch, value=x, given=True) for x in numbers if x != patch.change.reference)
+        reference, least = patch.change.reference, patch.change.least
+        if reference is not None:
+            yield from (replace(patch, value=x, given=True) for x in numbers if x != reference and x >= least)
         yield patch
 
 
