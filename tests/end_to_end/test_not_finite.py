@@ -57,6 +57,16 @@ def test_a_loss_that_is_not_finite_on_one_side_is_reported_first(
     assert "unexplained" not in str(report) and "residual inf" not in str(report) and "float32" not in str(report)
 
 
+def test_what_makes_torchs_loss_no_number_has_its_name(failing: Checked) -> None:
+    of_torch = ("torch.tanh(self.fc1(x))", "(self.fc1(x) ** 2 - 1000).sqrt()")
+    of_jax = ("nnx.tanh(self.fc1(x))", "(self.fc1(x) ** 2 + 1000) ** 0.5")
+    (found,) = failing(of_torch, of_jax).differences
+    assert (found.stage, found.step, found.not_finite) == ("local_loss", 1, "torch")
+    assert found.cause is not None and found.cause.names == ("other_function",), found
+    assert found.cause.says == ("add by 1000 instead of sub",) and found.cause.residual < 1e-12  # measured: 2e-16
+    assert found.cause.jax is not None and found.cause.jax.itself.endswith("+ 1000) ** 0.5)")
+
+
 GRADIENTS_OF_ALL = (
     "the local gradients of all tensors are not finite, nor are jax's; the loss is finite, so they arise in "
 )

@@ -40,16 +40,14 @@ def on_one_side(
         differences: the differences found without regard to them.
     """
     step = spoiled.step + 1
+    same = [one for one in differences if (one.stage, one.step) == (spoiled.stage, step)][:1]
     followers = [one for one in differences if not one.cause and one.step >= step and math.isinf(one.residual)]
-    same = [one for one in followers if (one.stage, one.step) == (spoiled.stage, step)]
-    found = same[0] if same else None
     is_loss = spoiled.stage == LOSS
     origin = _arises_in(evidence, searches, spoiled) if is_loss else _loss_is_finite(spoiled).removeprefix("; ")
     allowed = evidence.judgement.allowed(spoiled.stage)
-    first = Difference(spoiled.stage, step, spoiled.where, math.inf, allowed, detail=origin, not_finite=spoiled.side)
-    if found is not None:
-        first = replace(first, layer=found.layer, jax=found.jax, torch=found.torch, segments=found.segments)
-    return [first, *(one for one in differences if one not in followers)]
+    first = Difference(spoiled.stage, step, spoiled.where, math.inf, allowed)
+    first = replace((same or [first])[0], tensor=first.tensor, detail=origin, not_finite=spoiled.side)
+    return [first, *(one for one in differences if one not in (*followers, *same))]
 
 
 def _numbers(spoiled: NotFinite) -> str:

@@ -271,7 +271,8 @@ def evidence(difference: Difference, causes: Sequence[Cause]) -> str:
         planted, at_most = "each planted", "at most "
     text = f"{planted} in the reference: residual {at_most}{number(cause.residual)}"
     if (other := cause.runner_up) is None:
-        return f"{text}; without a fault: residual {number(difference.residual, 2)}"
+        residual = "not finite" if math.isinf(difference.residual) else f"residual {number(difference.residual, 2)}"
+        return f"{text}; without a fault: {residual}"
     return f"{text}; next best: {other[0]}, residual {number(other[1])}"
 
 

@@ -74,7 +74,8 @@ class PortValues:
         self.of_size: dict[int, list[int]] = defaultdict(list)
         for k, node in enumerate(jax):
             self.of_size[node.size].append(k)
-            if node.moments is not None and (node.array is not None or node.is_telling):
+            is_vacuous = node.is_spoiled and node.call == ARGUMENT  # as a gradient that torch's NaN gave the port
+            if node.moments is not None and (node.array is not None or node.is_telling) and not is_vacuous:
                 known[node.moments[:2]].append((node.moments.absolute, k))
         self._known = {sizes: sorted(values) for sizes, values in known.items()}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from jaxddp.parity.diagnosis.forced.expressions import CONSTANT, INFIX, MOVES, NAMES
 from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.locate import Location
-from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
+from jaxddp.parity.diagnosis.forward.calls import OF, Call, CallEdit
 from jaxddp.parity.diagnosis.forward.reading import NO_TRACE
 from jaxddp.parity.diagnosis.forward.rewiring import SHAPES
 from jaxddp.parity.graph import ARGUMENT, SLICE, Graph, Node
@@ -14,6 +14,7 @@ from jaxddp.parity.operations import Lines, SourceLine, are_near, readings
 
 LEFT_OUT = ("operand_left_out", "call_left_out", "calls_left_out")
 OF_ARGUMENTS = ("number", "other_index", "other_axis", "other_option", "other_expression")  # of the first operation
+PARTS = ("slice", "split", "chunk", "unbind", "transpose", "flip", "rev")  # what others take of a value
 NEARBY = 40  # values before one, among which an equal one is looked for
 FOLLOWING = 60  # values after a segment, among which the one with a number is looked for
 PRODUCTS = ("@", "einsum", "linear", "tensordot", "conv")  # what may stand for each other
@@ -174,12 +175,18 @@ def _word(node: Node) -> str:
     return PRODUCTS[0] if word in PRODUCTS else word
 
 
+def _is_part(node: Node) -> bool:
+    return node.name.partition(OF)[0] in (*MOVES, *PARTS)
+
+
 def _first_line(graph: Graph, indices: Sequence[int]) -> SourceLine | None:
     return next((graph[k].line for k in indices if graph[k].line is not None), None)
 
 
 def _last_line(graph: Graph, indices: Sequence[int], after: int) -> SourceLine | None:
-    """Return the line of the last of some values; of none, or without a line, that of a value after them."""
-    lines = [graph[k].line for k in indices if graph[k].line is not None] or [graph[after].line]
+    """Return the line of the last of some values that is no part of another; of none, that of a value after them."""
+    shown = [k for k in indices if graph[k].line is not None]
+    computed = [k for k in shown if not graph.moves[k] and not _is_part(graph[k])] or shown
+    lines = [graph[k].line for k in computed] or [graph[after].line]
     users = (graph[k].line for k in graph.users[after])
     return lines[-1] or next((line for line in users if line is not None), None)

@@ -118,10 +118,9 @@ def search_model(
 
 
 def _is_finite(subject: "LossAndGradients", reading: Reading) -> bool:
-    """Return whether losses and gradients are finite on both sides; a NaN would be explained by any other NaN."""
-    probe = reading.step, (reading.rank,)
-    both = subject.observed(*probe), subject.predicted(*probe, ())
-    return all(np.isfinite(x).all() for side in both for stage in side.values() for x in stage.values())
+    """Return whether the port's losses and gradients are finite; a NaN would be explained by any other NaN."""
+    observed = subject.observed(reading.step, (reading.rank,))
+    return all(np.isfinite(x).all() for stage in observed.values() for x in stage.values())
 
 
 def differs(evidence: ModelEvidence) -> bool:
