@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from jaxddp.parity.catalogue import EDITS, is_of_optimizer
 from jaxddp.parity.diagnosis.evidence import Evidence
@@ -17,6 +18,7 @@ from jaxddp.parity.jax_side.port_lines import MEAN, BatchLines, PortLines
 from jaxddp.parity.jax_side.value_graph import ReadLoss
 from jaxddp.parity.operations import Lines, OptimizerLines
 from jaxddp.parity.torch_side.optimizer_line import TorchOptimizerLine
+from jaxddp.parity.user_code.homes import home_of
 from jaxddp.parity.user_code.line_values import first_apart
 from jaxddp.parity.user_code.stated import call_in, returned_at
 
@@ -54,7 +56,9 @@ def read_program(
     if graphs is None:
         return None
     program = () if graphs.run is None else operations_of(graphs.run)
-    return Reading(program, step, rank, returned_at((lines or {}).get(MODEL)), graphs.run, graphs.varied)
+    # A program of the trainer's has its model's function within another one.
+    model = returned_at((lines or {}).get(MODEL)) or home_of(Path(evidence.case.name), MODEL)
+    return Reading(program, step, rank, model, graphs.run, graphs.varied)
 
 
 def explain_forward(

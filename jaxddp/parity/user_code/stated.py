@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 
 from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.operations import Lines, SourceLine
-from jaxddp.parity.user_code.file_text import FileText, assigned, expressions, last_name, last_return, number_of
+from jaxddp.parity.user_code.file_text import FileText, assigned, expressions, last_name, last_return, nested, number_of
 
 FOLLOWED = 3  # definitions are followed from the quoted line this often
 
@@ -64,6 +64,22 @@ def returned_at(line: SourceLine | None) -> SourceLine | None:
     if text is None or line is None or (function := text.function_at(line.number)) is None:
         return line
     return SourceLine(line.path, last_return(function))
+
+
+def renamed_at(line: SourceLine | None) -> SourceLine | None:
+    """Return the only later line of its function that gives what a line computes another name; else the line itself.
+
+    A statement such as `h = time` computes nothing, so that no operation of a program has its line.
+    """
+    text = text_of(line)
+    statement = None if text is None or line is None else text.at(line.number)
+    function = None if text is None or line is None else text.function_at(line.number)
+    if line is None or statement is None or function is None:
+        return line
+    names = {target.id for target, _ in assigned(statement) if isinstance(target, ast.Name)}
+    pairs = (pair for one in nested(function) if one.lineno > line.number for pair in assigned(one))
+    found = [x.lineno for _, x in pairs if isinstance(x, ast.Name) and x.id in names]
+    return SourceLine(line.path, found[0]) if len(found) == 1 else line
 
 
 def called_at(line: SourceLine | None, functions: Collection[str]) -> SourceLine | None:

@@ -109,7 +109,8 @@ class Expressions:
         jax = self._text(self._jax, j, inside_jax, self._leaf_of_jax)
         torch = self._text(self._torch, t, inside_torch, self._leaf_of_torch)
         longest = LONGEST if inside_jax and inside_torch else MOST_OF_CALL  # what one side has alone is often a call
-        return _written(jax, self._jax, inside_jax, longest), _written(torch, self._torch, inside_torch, longest)
+        written = _written(jax, self._jax, j, inside_jax, longest)
+        return written, _written(torch, self._torch, t, inside_torch, longest)
 
     def _between(self, graph: Graph, first: int, last: int) -> set[int]:
         """Return the values that are computed from a value, and from which another is; the last one, too."""
@@ -237,12 +238,19 @@ def _argument(x: Any, texts: Iterator[str]) -> str:
     return f"{x:.6g}" if isinstance(x, float) else f"{x!r}"
 
 
-def _written(text: str, graph: Graph, inside: Collection[int], longest: int) -> str:
-    """Return an expression; in place of a long one the user's function that computes it, if there is one."""
+def _written(text: str, graph: Graph, end: int, inside: Collection[int], longest: int) -> str:
+    """Return an expression; in place of a long one the user's function that returns it, if there is one."""
     nodes = (graph[k] for k in inside if graph[k].name not in MOVES and not graph.moves[k])
-    chains = [(node.line, *node.callers) for node in nodes if node.line is not None]
-    function = common_function(chains) if len(text) > longest else ""
+    users = (graph[k] for k in _users(graph, end))
+    chains, after = ([(x.line, *x.callers) for x in of if x.line is not None] for of in (nodes, users))
+    function = common_function(chains, after) if len(text) > longest else ""
     return f"{function}(...)" if function else _short(text)
+
+
+def _users(graph: Graph, index: int) -> Iterator[int]:
+    """Yield the values that are computed from a value, however it has been moved before."""
+    for k in graph.users[index]:
+        yield from _users(graph, k) if graph[k].name in MOVES or graph.moves[k] else (k,)
 
 
 def _short(text: str) -> str:

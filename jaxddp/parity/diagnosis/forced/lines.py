@@ -11,6 +11,7 @@ from jaxddp.parity.diagnosis.forward.reading import NO_TRACE
 from jaxddp.parity.diagnosis.forward.rewiring import SHAPES
 from jaxddp.parity.graph import ARGUMENT, SLICE, Graph, Node
 from jaxddp.parity.operations import Lines, SourceLine, are_near, readings
+from jaxddp.parity.user_code.stated import renamed_at
 
 LEFT_OUT = ("operand_left_out", "call_left_out", "calls_left_out")
 OF_ARGUMENTS = ("number", "other_index", "other_axis", "other_option", "other_expression")  # of the first operation
@@ -86,7 +87,7 @@ def _of_call_left_out(location: Location, place: Sequence[Segment], number: int)
         return None
     after, value = max((one.joined or one.ends)[1] for one in place), twins[kept[0]].jax
     if torch[later[0]].line != node.line:
-        return Lines(_no_deeper(location, _used(jax, value, after), node), node.line)
+        return Lines(renamed_at(_no_deeper(location, _used(jax, value, after), node)), node.line)
     is_joined = later[0] in (one.joined[0] for one in place if one.joined)  # its twin may be an equal value elsewhere
     following = twins[later[0]].jax if later[0] in twins and not is_joined else 0
     after = following if following > value else after

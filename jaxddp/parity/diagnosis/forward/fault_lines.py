@@ -80,17 +80,18 @@ def _lines_of_edit(
 
 
 def of_layer(lines: Lines, call: Call, reading: Reading, made: Mapping[str, SourceLine]) -> Lines:
-    """Return the lines that make a library's layer, which a call is in; if it is in none, the lines as they are.
-
-    If the library calls the layer, as in `nn.Sequential`, the port's line is the one that returns its model.
-    """
+    """Return the lines that make a library's layer, which a call is in; if it is in none, the lines as they are."""
     if not call.module or call.module not in made:
         return lines
     jax = made_at(lines.jax, call.module.rpartition(".")[2])
+    return Lines(jax if jax != lines.jax else of_model(lines, call, reading, made).jax, made[call.module])
+
+
+def of_model(lines: Lines, call: Call, reading: Reading, made: Mapping[str, SourceLine]) -> Lines:
+    """Return the lines with the one that returns the port's model, if a library calls the layer that a call is in."""
     in_loss = any(one.line == lines.jax and not one.callers for one in reading.program)
-    if jax == lines.jax and in_loss and not call.callers:
-        jax = reading.model or jax
-    return Lines(jax, made[call.module])
+    is_given = call.module in made and not call.callers and in_loss  # as to `nn.Sequential`
+    return Lines(reading.model if is_given and reading.model else lines.jax, lines.torch)
 
 
 def _is_used_on_line(program: Operations, index: int, call: Call) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxddp.parity.deviation import Deviation, Value
 from jaxddp.parity.diagnosis.forced.causes import OTHER_VALUES, LocatedFault
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
-from jaxddp.parity.diagnosis.forward.fault_lines import OF_CALLS, of_layer
+from jaxddp.parity.diagnosis.forward.fault_lines import OF_CALLS, of_layer, of_model
 from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.search.fault_search import Explanation, confirm
@@ -150,7 +150,7 @@ def _lines(fault: LocatedFault, reading: Reading, made: Mapping[str, SourceLine]
     if not fault.names or fault.call is None:
         return fault.text.lines
     if fault.call.within is None and fault.names[0].change.fault in OF_CALLS:
-        return fault.text.lines
+        return of_model(fault.text.lines, fault.call, reading, made)
     return of_layer(fault.text.lines, fault.call, reading, made)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from jaxddp.parity.deviation import Deviation, Value
 from jaxddp.parity.operations import Lines, SourceLine
-from jaxddp.parity.user_code.stated import call_in, called_at, made_at, named_at, stated_at, where_stated
+from jaxddp.parity.user_code.stated import call_in, called_at, made_at, named_at, renamed_at, stated_at, where_stated
 
 FILE = """\
 SLOPE, WIDTH = 0.2, 16
@@ -155,3 +155,17 @@ def test_a_layer_is_quoted_where_it_gets_its_name(tmp_path: Path) -> None:
     found = [named_at(last, path) for path in ("torso.weight", "head.w", "torso.norm.scale", "other.w")]
     assert found == [SourceLine(str(file), 3), SourceLine(str(file), 7), SourceLine(str(file), 3), last]
     assert named_at(None, "torso.weight") is None
+
+
+@pytest.mark.parametrize(
+    ("last", "line"),
+    [
+        ("    h = time\n    return h", 3),
+        ("    h = 2 * time\n    return h", 2),
+        ("    h = time\n    k = time\n    return h + k", 2),
+    ],
+)
+def test_another_name_of_a_value_is_quoted(last: str, line: int, tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(f"def call(x):\n    time = silu(x)\n{last}\n")
+    assert renamed_at(SourceLine(str(path), 2)) == SourceLine(str(path), line)
