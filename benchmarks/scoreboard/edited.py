@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scoreboard.exam import LIMIT, exam_module
+from benchmarks.scoreboard.score import EXPRESSION
 from benchmarks.scoreboard.unseen import SMALL, lines_of, words_of
 from benchmarks.tables import table
 from jaxddp.errors import InputError
@@ -16,8 +17,6 @@ from jaxddp.parity.checking import check
 from jaxddp.parity.progress import CAUSES
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.workers import Workers
-
-EXPRESSION = "other_expression"  # a cause that is what both sides compute, and no name
 
 
 @dataclass(frozen=True)

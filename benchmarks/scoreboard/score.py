@@ -21,6 +21,7 @@ from jaxddp.parity.reporting import NO_RATES, report_on
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
 
+EXPRESSION = "other_expression"  # a cause that is what both sides compute, and no name
 NUMERIC = ("fast_variance", "decay_rounded_away", "reduced_precision_matmul")  # may need float32
 
 
@@ -95,9 +96,9 @@ class Score:
 
     @property
     def wrong(self) -> bool:
-        """Return whether a name was given that fits no planted fault."""
+        """Return whether a name was given that fits no planted fault; what both sides compute is no name."""
         known = frozenset().union(*self.question.accepted)
-        return any(names and not known & set(names) for names in self.said)
+        return any({*names} - {EXPRESSION} and not known & set(names) for names in self.said)
 
 
 def right(said: Sequence[Sequence[str]], accepted: Sequence[frozenset[str]]) -> bool:

@@ -25,7 +25,6 @@ from jaxddp.parity.report.report import Report
 from jaxddp.parity.workers import Workers
 
 WORLD_SIZE = 2
-EXPRESSION = "other_expression"
 VERDICTS = Path("tests/faults/threads/verdicts.json")
 ABOUT = ("date", "hardware", "python", "jax", "flax", "optax", "torch")
 COLUMNS = ("thread", "seen", "found there", "the check says", "cause")
@@ -122,8 +121,7 @@ def agreement(thread: Any, score: Score) -> str:
         return "same" if score.verdict == "equal" else "another"
     if score.named or stated(thread, score):
         return "same"
-    is_name = any(name != EXPRESSION for names in score.said for name in names)
-    return "another" if score.wrong and is_name else "none"
+    return "another" if score.wrong else "none"
 
 
 def score_from(name: str, thread: Any, verdict: Mapping[str, Any]) -> Score:
