@@ -123,7 +123,11 @@ class Naming:
             words = tuple(of_any_layer(one.change.what) for one in fault.names)
             text = fault.text
             alike[(text.lines.torch, words) if words else (text.lines, text.jax, text.torch)].append(fault)
-        yield from self._titled_together([self._merged(same) for same in alike.values()])
+        of_lines: dict[object, list[LocatedFault]] = defaultdict(list)
+        for k, fault in enumerate(map(self._merged, alike.values())):
+            is_said = not fault.names and any(fault.text.code)  # as a function, whatever is computed in it
+            of_lines[(fault.text.lines, fault.text.code) if is_said else k].append(fault)
+        yield from self._titled_together([self._merged(same) for same in of_lines.values()])
 
     def _titled_together(self, faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:
         """Yield the faults; the same one in layers that a pattern names as one."""
@@ -276,8 +280,11 @@ class Naming:
         operations = {jax[k].call for one in place for k in one.jax}
         is_known = self._is_certain and not any(one.edits and one.order is None for one in place)
         short = is_known and len(calls) <= MOST_SAID and len(operations) <= MOST_OPERATIONS
-        says, code = (self._expressions.sentence(place), self._expressions.sides(place)) if short else ("", ("", ""))
-        if not says or len(says) > LONGEST:
+        for longest in (LONGEST, 0) if short else ():
+            says, code = self._expressions.sentence(place, longest), self._expressions.sides(place, longest)
+            if 0 < len(says) <= LONGEST:
+                break
+        else:
             says, code = "", ("", "")
         is_added = any(one.jax for one in place) or j.name == CONSTANT  # which takes the place of calls
         kind, lead = "other_expression", ""

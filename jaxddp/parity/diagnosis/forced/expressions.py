@@ -59,21 +59,25 @@ class Expressions:
         for k, twin in (*alignment.twins.items(), *alignment.forced.items()):
             self._twins.setdefault(twin.jax, k)
 
-    def sides(self, place: Sequence[Segment]) -> tuple[str, str]:
+    def sides(self, place: Sequence[Segment], longest: int = LONGEST) -> tuple[str, str]:
         """Return what the port and the reference compute in the segments of a place.
 
         Values that both have are written as a parameter, an entry of the batch, the user's variable, or the call that
         returns it: "linear(...)".
+
+        Args:
+            place: the segments.
+            longest: characters of a side, above which the user's function stands for it.
         """
         self._names.clear()
         self._forced = {one.ends[1]: one.ends[0] for one in place}
-        jax, torch = self._sides(place)
+        jax, torch = self._sides(place, longest)
         module = self._module(place)
         return (jax.replace(f"{module}.", ""), torch.replace(f"{module}.", "")) if module else (jax, torch)
 
-    def sentence(self, place: Sequence[Segment]) -> str:
-        """Return what both sides compute in the segments of a place, and for which call; "": too long."""
-        jax, torch = self.sides(place)
+    def sentence(self, place: Sequence[Segment], longest: int = LONGEST) -> str:
+        """Return what both sides compute in the segments of a place, and for which call; "": too long. See `sides`."""
+        jax, torch = self.sides(place, longest)
         if not (jax and torch):
             return ""
         says = f"{jax} instead of {torch}" if jax != torch else f"{torch} with its values in another order"
@@ -96,7 +100,7 @@ class Expressions:
                 return False
         return True
 
-    def _sides(self, place: Sequence[Segment]) -> tuple[str, str]:
+    def _sides(self, place: Sequence[Segment], longest: int) -> tuple[str, str]:
         first, last = place[0], place[-1]
         t, j = last.ends
         inside_torch = {k for one in place for k in one.torch}
@@ -108,7 +112,8 @@ class Expressions:
             inside_jax |= self._between(self._jax, one.ends[1], j)
         jax = self._text(self._jax, j, inside_jax, self._leaf_of_jax)
         torch = self._text(self._torch, t, inside_torch, self._leaf_of_torch)
-        longest = LONGEST if inside_jax and inside_torch else MOST_OF_CALL  # what one side has alone is often a call
+        if not (inside_jax and inside_torch):  # what one side has alone is often a call
+            longest = min(longest, MOST_OF_CALL)
         written = _written(jax, self._jax, j, inside_jax, longest)
         return written, _written(torch, self._torch, t, inside_torch, longest)
 

@@ -1,7 +1,7 @@
 """Values of the port in place of a call's inputs: the call then computes what the port does, too."""
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -96,8 +96,14 @@ class State:
     def _costs(self) -> dict[int, int]:
         return {k: _cost(self.jax, before) for k, before in self._before.items()}
 
-    def hits(self, number: int, most: int) -> Iterator[Hit]:
-        """Yield the hits of a call that take at most some operations, except for those that were tried before."""
+    def hits(self, number: int, most: int, ends: set[int] | None = None) -> Iterator[Hit]:
+        """Yield the hits of a call that take at most some operations, except for those that were tried before.
+
+        Args:
+            number: number of the call.
+            most: most operations.
+            ends: indices of the port's values that are tried; None: all.
+        """
         if number in self.aligner.opaque:
             return
         inputs = dict.fromkeys(self.torch[self.torch.outputs[number][0]].inputs)
@@ -105,7 +111,7 @@ class State:
         for places in _places(suspected, [k for k in inputs if k not in suspected]):
             here = sum(_cost(self.torch, self.torch.before(k, self.of_torch)) for k in places)
             swapped = len(places) == 2 and self.of_torch.isdisjoint(places)
-            among = {self.alignment.twins[k].jax for k in inputs if k in self.alignment.twins} if swapped else None
+            among = {self.alignment.twins[k].jax for k in inputs if k in self.alignment.twins} if swapped else ends
             for cost, replaced in self._replacements(places, most - here, among) if here <= most else ():
                 key = number, places, tuple((twin.jax, id(twin.order)) for twin in replaced.values())
                 strange = sum(self._strange(k, twin) for k, twin in replaced.items())
@@ -345,7 +351,7 @@ class State:
             yield Segment((t,), (j,), (k, twin.jax), joined, k in forced, twin.order, number)
 
 
-def signature(torch: Graph, jax: Graph, hit: Hit) -> tuple[tuple[SourceLine | str | None, ...], ...]:
+def signature(torch: Graph, jax: Graph, segments: Sequence[Segment]) -> tuple[tuple[SourceLine | str | None, ...], ...]:
     """Return what the hits of one fault in several places have in common: the lines of its segments."""
     return tuple(
         (
@@ -356,7 +362,7 @@ def signature(torch: Graph, jax: Graph, hit: Hit) -> tuple[tuple[SourceLine | st
             jax[one.ends[1]].line,
             *(line for line, _ in itertools.groupby(jax[k].line for k in one.jax)),
         )
-        for one in hit.segments
+        for one in segments
     )
 
 

@@ -15,7 +15,7 @@ from jaxddp.parity.diagnosis.forced.layouts import equal
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Site
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
-from jaxddp.parity.graph import Graph, calls_of
+from jaxddp.parity.graph import ARGUMENT, Graph, calls_of
 from jaxddp.parity.operations import are_near
 
 MOST_SEGMENTS = 60
@@ -106,7 +106,7 @@ class Location:
 
     def _next(self, state: State) -> Hit | None:
         """Return the segments after which the fewest values differ, cheap ones first; None: there are none."""
-        if again := self._again(state):
+        if again := self._again(state) or self._found_again(state):
             return again
         cheap = self._cheapest(state, [most for most in COSTS if most <= CHEAP])
         ordered = self._planted(state, itertools.islice(self._orders(state), self._most(MOST_EVERYWHERE)))
@@ -136,6 +136,25 @@ class Location:
                     if hit := self._edited_everywhere(state, edit):
                         return hit
         return None
+
+    def _found_again(self, state: State) -> Hit | None:
+        """Return a segment of the lines of one that was found before, at a later call; None: there is none."""
+        found = (one for of_fault in self.found for one in of_fault if not one.edits and one.call != ARGUMENT)
+        known = {(_kind(self.loss.calls[one.call]), self._lines(one)): one for one in found}
+        for number in calls_of(self.torch, state.of_torch) if known else ():
+            for (kind, lines), one in known.items():
+                if _kind(self.loss.calls[number]) == kind:
+                    end = self.jax[one.ends[1]]
+                    ends = {k for k, node in enumerate(self.jax) if (node.name, node.line) == (end.name, end.line)}
+                    for hit in state.hits(number, COSTS[-1], ends):
+                        if [*map(self._lines, hit.segments)] == [lines]:
+                            return hit
+        return None
+
+    def _lines(self, segment: Segment) -> tuple[object, ...]:
+        """Return what the segments of one fault in several places have in common, whatever its values are made of."""
+        torch, jax = self.torch[segment.ends[0]], self.jax[segment.ends[1]]
+        return torch.name, torch.line, jax.name, jax.line, frozenset(self.torch[k].line for k in segment.torch)
 
     def _replayed(self, state: State) -> Hit | None:
         """Return the value of the port in place of one of torch's after which the fewest values differ."""
@@ -202,7 +221,7 @@ class Location:
         """Return the hit that leaves the least, made in all places of its lines."""
         kinds: dict[object, Hit] = {}
         for hit in sorted(hits, key=lambda hit: (hit.left, hit.cost, hit.strange)):
-            kinds.setdefault(signature(self.torch, self.jax, hit), hit)
+            kinds.setdefault(signature(self.torch, self.jax, hit.segments), hit)
         everywhere = [self._everywhere(state, hit) for hit in [*kinds.values()][:KINDS]]
         return min(everywhere, key=lambda hit: (hit.left, hit.cost, hit.strange))
 
@@ -210,7 +229,7 @@ class Location:
         """Return a hit with those of equal lines that follow from it."""
         if hit.segments[0].edits:
             return self._edited_everywhere(state, hit.segments[0].edits[0], hit) or hit
-        known = signature(self.torch, self.jax, hit)
+        known = signature(self.torch, self.jax, hit.segments)
         first = self.loss.calls[hit.segments[0].call]
         here = State(self.aligner, hit.alignment)
         while here.of_torch:
@@ -220,7 +239,7 @@ class Location:
                 if (call := self.loss.calls[number]).name == first.name and call.line == first.line
             ]
             more = (one for number in alike for one in here.hits(number, hit.cost))
-            found = next((one for one in more if signature(self.torch, self.jax, one) == known), None)
+            found = next((one for one in more if signature(self.torch, self.jax, one.segments) == known), None)
             self.trials += here.trials
             if found is None or len(hit.segments) > MOST_SEGMENTS:
                 return hit

@@ -97,8 +97,7 @@ CASES: dict[str, tuple[dict[str, Any], str, int]] = {
                 x + p["scale"][None] * (linear(p, f"gates.{k}", x) * jax.nn.silu(linear(p, f"ups.{k}", x)))
             )
         },
-        "gates.0(...) * (ups.0(...) * sigmoid(ups.0(...))) instead of silu(gates.0(...)) * ups.0(...), "
-        "in mul",
+        "gates.0(...) * (ups.0(...) * sigmoid(ups.0(...))) instead of silu(gates.0(...)) * ups.0(...), in mul",
         BLOCKS,
     ),
     "no mask": (

@@ -1,0 +1,70 @@
+"""A function of many calls that both sides write otherwise is found at one place, and then at all others."""
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+import torch
+from jax import numpy as jnp
+from torch import Tensor, nn
+
+from jaxddp.parity.diagnosis.forced.causes import located_faults
+from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
+from jaxddp.parity.jax_side.value_graph import graph_of
+
+BLOCKS, EXAMPLES, TIME, WIDTH = 3, 3, 5, 4
+
+
+class Blocks(nn.Module):
+    """Linear layers, each after a rotation by angles that grow with the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(BLOCKS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(turned_halves(x)))
+        return x
+
+
+def turned_halves(x: Tensor) -> Tensor:
+    speeds = 10.0 ** -(torch.arange(0, WIDTH, 2, dtype=x.dtype) / WIDTH)
+    angles = torch.outer(torch.arange(TIME, dtype=x.dtype), speeds)
+    both = torch.cat((angles, angles), dim=-1)
+    first, second = x.chunk(2, dim=-1)
+    return x * both.cos() + torch.cat((-second, first), dim=-1) * both.sin()
+
+
+def turned_pairs(x: jax.Array) -> jax.Array:
+    speeds = 10.0 ** (-jnp.arange(WIDTH // 2, dtype=x.dtype) / (WIDTH // 2))
+    angles = jnp.outer(jnp.arange(TIME, dtype=x.dtype), speeds)[None]
+    even, odd = x[..., ::2], x[..., 1::2]
+    turned = even * jnp.cos(angles) - odd * jnp.sin(angles), even * jnp.sin(angles) + odd * jnp.cos(angles)
+    return jnp.stack(turned, axis=-1).reshape(x.shape)
+
+
+def torch_loss(model: Blocks, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {"loss": model(batch["x"]).square().mean()}
+
+
+def jax_loss(p: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> jax.Array:
+    x = batch["x"]
+    for k in range(BLOCKS):
+        x = x + jnp.tanh(turned_pairs(x) @ p[f"layers.{k}.weight"].T + p[f"layers.{k}.bias"][None, None])
+    return jnp.square(x).mean()
+
+
+def test_a_function_that_both_sides_write_otherwise_is_found_in_all_blocks() -> None:
+    torch.manual_seed(0)
+    model, x = Blocks().double(), np.random.default_rng(0).normal(size=(EXAMPLES, TIME, WIDTH))
+    loss = TorchGraph(model, torch_loss, {"x": torch.from_numpy(x)})
+    with jax.enable_x64(True):
+        state = {name: jnp.asarray(x.numpy()) for name, x in model.state_dict().items()}
+        graph = graph_of(jax_loss, [state, {"x": jnp.asarray(x)}])
+    location = Location(loss, graph)
+    assert [segment.joined is not None for segment in location.segments] == [True] * BLOCKS
+    assert location.trials < 2000  # measured: 1524; 2651 if every block is searched as the first one is
+    (fault,) = located_faults(loss, graph, [], {}, {}, lambda call: ())
+    assert fault.says.startswith("turned_pairs(...) instead of turned_halves(...)") and fault.text.places == BLOCKS
