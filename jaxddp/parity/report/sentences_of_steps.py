@@ -1,24 +1,32 @@
 """Sentences of faults of a step before its optimizer: samples, reduction, clipping; and of recordings and runs."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from jaxddp.errors import listed
 from jaxddp.parity.catalogue.optimizer import COUNTED
 
 Names = tuple[str, ...]
 MOST_LISTED = 4  # tensors whose gradients are not averaged
-QUANTITIES = {"seen_gradients": "the optimizer sees gradients"}
-MEANS = {
-    "micro_batch": "a mean over each micro-batch's elements",
-    "rank": "a mean over each rank's elements",
-    "global": "one mean over the elements of all ranks",
+SUMMED = "every replica's local gradient is already the sum of all local gradients"
+# Words for the keys in the parts of statements.
+WORDS: Mapping[str, Mapping[Any, str]] = {
+    "quantity": {"seen_gradients": "the optimizer sees gradients"},
+    "mean": {
+        "micro_batch": "a mean over each micro-batch's elements",
+        "rank": "a mean over each rank's elements",
+        "global": "one mean over the elements of all ranks",
+    },
+    "times": {
+        "sum": "the number of replicas: a sum",
+        "reduced_again": "the number of replicas: reduced once more",
+        "square": "the square of the number of replicas",
+    },
+    "scale": {0.5: "the root of the", 1.0: "the", -0.5: "one over the root of the"},
+    "shares": {True: "", False: ", as if there were no others"},
+    "block": {"batch": "each global batch", "epoch": "the epoch"},
+    "then": {"averaged": "is averaged", "summed": "is summed again"},
 }
-TIMES = {
-    "sum": "the number of replicas: a sum",
-    "reduced_again": "the number of replicas: reduced once more",
-    "square": "the square of the number of replicas",
-}
-POWERS = {0.5: "the root of the", 1.0: "the", -0.5: "one over the root of the"}
 
 
 def _reduced(of: str, jax: str, torch: str, over: str, factor: str, is_certain: bool) -> str:
@@ -27,7 +35,7 @@ def _reduced(of: str, jax: str, torch: str, over: str, factor: str, is_certain: 
 
 
 def _scaled(of: str, factor: float | str) -> str:
-    quantity = QUANTITIES.get(of, of.replace("_", " "))
+    quantity = WORDS["quantity"].get(of, of.replace("_", " "))
     times = factor if isinstance(factor, str) else f"{factor:.10g}"
     return f"{quantity} times {times.replace('e+0', 'e').replace('e+', 'e').replace('e-0', 'e-')}"
 
@@ -35,16 +43,6 @@ def _scaled(of: str, factor: float | str) -> str:
 def _averaged_only(micro_batches: int, averaged: tuple[int, ...]) -> str:
     which = f"{', '.join(map(str, averaged))} {'are' if len(averaged) > 1 else 'is'}"
     return f"of {micro_batches} micro-batches only {which} averaged over the replicas"
-
-
-def _lost(kept: int, micro_batches: int, divided: bool) -> str:
-    which, shares = "first" if kept == 1 else "last", "" if divided else ", as if there were no others"
-    return f"only the {which} of {micro_batches} micro-batches counts{shares}"
-
-
-def _summed_at_once(then: str) -> str:
-    after = {"averaged": "is averaged", "summed": "is summed again"}[then]
-    return f"every replica's local gradient is already the sum of all local gradients, and {after}"
 
 
 def _not_averaged(names: Names, are_vectors: bool) -> str:
@@ -85,23 +83,21 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     "same_shard": "every replica gets the examples of replica 0",
     "same_values": "every replica has replica 0's values",
     "next_steps_values": "every step has the next step's values: the array was overwritten before it was read",
-    "shards_in_blocks": lambda of: (
-        f"each replica gets a contiguous part of {'each global batch' if of == 'batch' else 'the epoch'}"
-    ),
+    "shards_in_blocks": "each replica gets a contiguous part of {of:block}",
     "neighbours_values": _neighbours,
     # Micro-batches and the reduction.
     "stale_gradients": "gradients at the parameters of the step before",
     "summed": f"a sum over {COUNTED}, the reference takes the mean",
-    "other_mean": lambda jax, torch: f"{MEANS[jax]}, the reference has {MEANS[torch]}",
+    "other_mean": "{jax:mean}, the reference has {torch:mean}",
     "micro_batches_added": "the gradients of {micro_batches} micro-batches are added and not divided",
-    "micro_batches_lost": _lost,
+    "micro_batches_lost": "only the {kept} of {micro_batches} micro-batches counts{divided:shares}",
     "summed_in_loss": "the differentiated loss holds a sum over replicas: local gradients times {replicas}",
-    "summed_at_once": _summed_at_once,
+    "summed_at_once": f"{SUMMED}, and {{then:then}}",
     "scaled": _scaled,
     "reduced_otherwise": _reduced,
     "own_gradients": "every replica keeps its own gradient",
     "own_gradients_of_mean": "every replica keeps its own gradient, the gradient of a pmean of the loss",
-    "gradients_times": lambda times, by: f"gradients times {times}, {TIMES[by]}",
+    "gradients_times": "gradients times {times}, {by:times}",
     "divided_twice": "gradients divided by {replicas} once too often",
     "divided_by_local": lambda local, replicas: (
         f"gradients times {replicas // local}: divided by {local} and not by {replicas} replicas"
@@ -117,9 +113,7 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     # Clipping.
     "not_clipped": "no gradient is clipped in these steps, {torch}",
     "clipping_epsilon": "clipping divides by the norm, to which the reference adds {torch:g}",
-    "clipped_by_scaled_norm": lambda factor, power: (
-        f"clipped by a norm times {factor:.4g}, {POWERS[power]} number of replicas"
-    ),
+    "clipped_by_scaled_norm": "clipped by a norm times {factor:.4g}, {power:scale} number of replicas",
     "clipped_at_norm": "clipped at norm {jax:.6g}, {torch}",
     "clipped_by_value": "clipped by value, at {jax:.6g}, {torch}",
     "does_not_clip": "the reference does not clip",
@@ -131,23 +125,19 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     "counted_twice": "the norm counts {name} twice",
     # Types, rounding, evaluation, runs and recordings.
     "held_types": _held_types,
-    "values_rounded": lambda dtypes: f"values are rounded to {' and '.join(dtypes)}",
+    "values_rounded": "values are rounded to {dtypes:and}",
     "digits_lost": "float32 loses digits that the reference keeps",
     "evaluated_with_dropout": "dropout is on in jax's evaluation; in the reference's it is off",
     "evaluated_with_statistics": (
         "BatchNorm takes the batch's statistics in jax's evaluation; the reference takes the running ones"
     ),
-    "evaluated_in_training": (
-        "jax's model is in training mode in its evaluation; the reference's is in evaluation mode"
-    ),
-    "torch_evaluates_in_training": (
-        "the reference's model computes in evaluation what jax's computes in training mode"
-    ),
-    "weights_unused": ("jax's outputs depend on none of the weights that predict is given; those of the reference do"),
+    "evaluated_in_training": "jax's model is in training mode in its evaluation; the reference's is in evaluation mode",
+    "torch_evaluates_in_training": "the reference's model computes in evaluation what jax's computes in training mode",
+    "weights_unused": "jax's outputs depend on none of the weights that predict is given; those of the reference do",
     "evaluation_padded": (
         "jaxddp.train fills up the last batch with copies of an example, and these change what the others have"
     ),
-    "summands_moved": lambda names: f"torch moves {', '.join(names)} by an update each, jax their sum by one",
+    "summands_moved": "torch moves {names:commas} by an update each, jax their sum by one",
     "replicas_start_apart": "the replicas start from different weights, in {tensors} tensors",
     "runs_begin_apart": "the runs begin step {step} with different parameters, in {differing} of {tensors} tensors",
     "foreign_update": "torch's update at step {step} is not what its {optimizer} makes of its gradients and state",

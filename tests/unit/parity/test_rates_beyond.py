@@ -26,7 +26,7 @@ from jaxddp.parity.coverage import Trial
 from jaxddp.parity.port import Port
 from jaxddp.parity.rate_curves import UPDATE, RatesComparison
 from jaxddp.parity.report.coverage_words import beyond_line
-from jaxddp.parity.report.sentences import sentences
+from jaxddp.parity.report.sentences import sentence, sentences
 from jaxddp.parity.torch_side.rates import ReadTorchRates
 from torch_ref.distributed import World
 
@@ -221,7 +221,7 @@ def test_each_group_has_its_own_rate(step: int) -> None:
     assert (within is None) == (step == 70)
     if within is not None:
         says = "the learning rate of bias differs first at step 70: 0.001 in torch, 0.01 in jax"
-        assert within.says(several=True) == says
+        assert sentence(within.statement(several=True)) == says
 
 
 @pytest.mark.parametrize("every", [10, 11])

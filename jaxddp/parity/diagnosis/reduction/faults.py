@@ -95,8 +95,9 @@ def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> It
     if pieces > 1:
         yield _known("normalization", not_divided(pieces)[0], over=MICRO_BATCH, divide=False)
         for kept in (0, pieces - 1):
+            which = "last" if kept else "first"
             for divide in (True, False):
-                what = Statement("micro_batches_lost", kept=kept + 1, micro_batches=pieces, divided=divide)
+                what = Statement("micro_batches_lost", kept=which, micro_batches=pieces, divided=divide)
                 yield _edit("normalization", "micro_batches_lost", what, kept=kept, divide=divide)
     if world_size > 1:
         summed, factor = summed_in_loss(world_size)
