@@ -55,7 +55,7 @@ def test_a_report_with_the_edited_line_a_name_and_a_patch_has_them_all() -> None
     [
         ({"cause": replace(CAUSE, jax=OTHER)}, "line"),
         ({"cause": None, "jax": EDITED}, "named"),
-        ({"cause": replace(CAUSE, deviations=(Deviation("other_expression", Statement("")),))}, "named"),
+        ({"cause": replace(CAUSE, deviations=(Deviation("other_expression", CAUSE.deviations[0].what),))}, "named"),
         ({"patch": Patch("gone", "- a\n+ b\n", others=1)}, "patched"),
         ({"stage": "update"}, "in_loss"),
     ],

@@ -37,7 +37,7 @@ QUOTED = {
     "replicas differ at step ": "jaxddp/distributed/verify.py",
     "a resumed run reads it from its start, and skips what it has used": "jaxddp/data/sources/stream.py",
     " instead of its default": "jaxddp/config/config.py",
-    "restoring after step ": "jaxddp/parity/diagnosis/differences.py",
+    "restoring after step ": "jaxddp/parity/report/sentences_of_optimizers.py",
     " limits: the input takes ": "jaxddp/tracking/throughput.py",
     "the model pools with lax.reduce_window, which is slow on CPU": "jaxddp/step/loops.py",
     "the model computes convolutions in a loop, which is slow on CPU": "jaxddp/step/loops.py",
