@@ -33,7 +33,7 @@ QUOTED = {
     "no answer for ": "jaxddp/parity/processes.py",
     " s (--stall-timeout)": "jaxddp/distributed/stall.py",
     "; what each thread is doing:": "jaxddp/distributed/stall.py",
-    "every replica keeps its own gradient": "jaxddp/parity/diagnosis/reduction/faults.py",
+    "every replica keeps its own gradient": "jaxddp/parity/report/sentences_of_steps.py",
     "replicas differ at step ": "jaxddp/distributed/verify.py",
     "a resumed run reads it from its start, and skips what it has used": "jaxddp/data/sources/stream.py",
     " instead of its default": "jaxddp/config/config.py",
