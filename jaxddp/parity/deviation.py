@@ -112,19 +112,19 @@ class Deviating:
         return tuple(dict.fromkeys(one.what for one in self.deviations))
 
 
-def shown(number: float, digits: int = 10) -> float:
+def rounded(number: float, digits: int = 10) -> float:
     """Return a number with the digits of it that a sentence shows, so that numbers that read alike are equal.
 
-    >>> shown(0.1 + 1e-17), shown(2 / 3, 4)
+    >>> rounded(0.1 + 1e-17), rounded(2 / 3, 4)
     (0.1, 0.6667)
     """
     return float(f"{number:.{digits}g}")
 
 
-def named(names: Sequence[str], most: int = 3) -> str:
+def first_names(names: Sequence[str], most: int = 3) -> str:
     """List names, the first few of many.
 
-    >>> named(["a", "b", "c"]), named(["a", "b", "c", "d"])
+    >>> first_names(["a", "b", "c"]), first_names(["a", "b", "c", "d"])
     ('a, b, c', 'a, b, c and 1 more')
     """
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxddp.errors import listed
-from jaxddp.parity.deviation import Deviation, Statement, Value, shown
+from jaxddp.parity.deviation import Deviation, Statement, Value, rounded
 from jaxddp.parity.records import Tensors
 
 COMMON = 4  # factors up to this one have other causes too, such as the half in optax.l2_loss
@@ -59,7 +59,7 @@ def scaled(quantity: str, factor: float, sizes: Mapping[int, str]) -> Deviation:
     number = f"{factor:.10g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
     if (found := reduction(factor, sizes)) is None:
         times = Value(number, "1", key=quantity.replace("_", " "), is_factor=True)
-        return Deviation("loss_scale", Statement("scaled", of=quantity, factor=shown(factor)), (times,))
+        return Deviation("loss_scale", Statement("scaled", of=quantity, factor=rounded(factor)), (times,))
     values = Value(found.jax, found.torch, key=found.over), Value(number, "1", is_factor=True)
     what = Statement("reduced_otherwise", of=quantity, **found._asdict())
     return Deviation("loss_scale", what, values if found.is_certain else values[1:])

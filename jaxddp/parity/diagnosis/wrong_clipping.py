@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
-from jaxddp.parity.deviation import Deviation, Statement, Value, as_code, shown
+from jaxddp.parity.deviation import Deviation, Statement, Value, as_code, rounded
 
 ClippingFault = tuple[Deviation, dict[str, Any]]  # a mistake, and the fields of `Clipping` that it changes
 
@@ -36,14 +36,14 @@ def at_norm(norm: float, epsilon: float, reference: Clipping) -> ClippingFault:
     >>> at_norm(2.0, 1e-6, Clipping(0.5))[0].values
     (Value(jax='2', torch='0.5', call='', key='', is_factor=False),)
     """
-    what = Statement("clipped_at_norm", jax=shown(norm, 6), torch=_rule(reference))
+    what = Statement("clipped_at_norm", jax=rounded(norm, 6), torch=_rule(reference))
     value = _value(norm, reference.max_norm)
     return Deviation("clip_norm", what, (value,)), {"max_norm": norm, "epsilon": epsilon, "largest": None}
 
 
 def by_value(value: float, reference: Clipping) -> ClippingFault:
     """Return clipping of each element at a value."""
-    what = Statement("clipped_by_value", jax=shown(value, 6), torch=_rule(reference))
+    what = Statement("clipped_by_value", jax=rounded(value, 6), torch=_rule(reference))
     values = (_value(value, reference.largest),)
     return Deviation("clip_by_value", what, values), {"max_norm": None, "largest": value}
 

@@ -8,7 +8,7 @@ from jaxddp.errors import count, listed
 from jaxddp.parity.coverage import ASPECTS, TRIALS, Aspect, Beyond, Trial, WithoutEffect
 from jaxddp.parity.findings import ORDER, STAGE_NAMES, Findings
 from jaxddp.parity.report.numbers import number
-from jaxddp.parity.report.sentences import either
+from jaxddp.parity.report.sentences import alternatives
 from jaxddp.parity.report.words import said
 
 MOST_SAYS = 3  # sentences on an aspect
@@ -68,7 +68,7 @@ def beyond_line(beyond: Beyond, intended: str = "") -> str:
     tensor = f" in {beyond.tensor}" if beyond.tensor and beyond.tensor != "loss" else ""
     verb = "differ" if name.endswith("s") and not name.endswith("ss") else "differs"
     residual = "" if math.isnan(beyond.residual) else f", residual {number(beyond.residual)}"
-    why = f": {said(beyond, either(beyond))}" if beyond.statements else _lines(beyond)
+    why = f": {said(beyond, alternatives(beyond))}" if beyond.statements else _lines(beyond)
     others = f"; also in {count(len(beyond.others), 'further trial')}" if beyond.others else ""
     why = f"{why}{others}{f' (intended: {intended})' if intended else ''}"
     return f"beyond this run, {beyond.trial.what}: the {name} {verb}{tensor}{residual}{why}"

@@ -14,7 +14,7 @@ from jaxddp.parity.coverage import Beyond
 from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.findings import Cause, NextBest
 from jaxddp.parity.report.report import Report
-from jaxddp.parity.report.sentences import SENTENCES, either, line, sentence, sentences
+from jaxddp.parity.report.sentences import SENTENCES, alternatives, line, sentence, sentences
 
 FORMAT = "jaxddp.parity report 9"
 MARK = rb'\[?\{\s*"format": "jaxddp\.parity report '  # of a report, or of a list of them
@@ -22,7 +22,7 @@ MARK = rb'\[?\{\s*"format": "jaxddp\.parity report '  # of a report, or of a lis
 DERIVED: dict[type, dict[str, tuple[Callable[[Any], str | tuple[str, ...]], str]]] = {
     Deviation: {"says": (sentence, "What the port does, with the values, in a line.")},
     NextBest: {"says": (line, "What the deviations are, in a line.")},
-    Beyond: {"says": (either, 'What one side does, and the other does not, in a line; "": unknown.')},
+    Beyond: {"says": (alternatives, 'What one side does, and the other does not, in a line; "": unknown.')},
     Cause: {
         "names": (lambda cause: cause.names, "Names in the catalogue, one for each deviation."),
         "says": (sentences, "One line for each deviation."),

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxddp.errors import listed
 from jaxddp.parity.coverage import Beyond
-from jaxddp.parity.deviation import Deviation, HasDeviations, Statement, named, number
+from jaxddp.parity.deviation import Deviation, HasDeviations, Statement, first_names, number
 from jaxddp.parity.report import sentences_of_calls, sentences_of_optimizers, sentences_of_steps
 
 MODULES = sentences_of_calls, sentences_of_steps, sentences_of_optimizers
@@ -20,7 +20,7 @@ COMMON = ("side", "value", "where", "reference", "moved", "only")
 
 
 FORMATS: Mapping[str, Callable[[Any], str]] = {
-    **{"number": number, "extent": sentences_of_optimizers.extent, "named": named},
+    **{"number": number, "extent": sentences_of_optimizers.extent, "first_names": first_names},
     **{"and": lambda names: " and ".join(map(str, names)), "commas": lambda names: ", ".join(names)},
     **{"listed": lambda names: listed(names, joint=", "), "tensor": lambda name: name or "a tensor"},
     "axes": lambda order: f"{tuple(range(len(order)))}",
@@ -88,6 +88,6 @@ def line(of: HasDeviations) -> str:
     return "; ".join(dict.fromkeys(sentences(of))) or "no fault"
 
 
-def either(beyond: Beyond) -> str:
+def alternatives(beyond: Beyond) -> str:
     """Return what a difference beyond the run comes from; "": unknown."""
     return "; or ".join(sentences(beyond))

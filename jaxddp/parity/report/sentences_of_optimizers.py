@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxddp.parity.deviation import named, number
+from jaxddp.parity.deviation import first_names, number
 
 Names = tuple[str, ...]
 Numbers = tuple[float, ...]
@@ -87,7 +87,7 @@ def _options(optimizer: str, each: tuple[tuple[str, float, Numbers], ...]) -> st
 
 def _decay_mask(reach: str, also: Names, lacking: Names) -> str:
     changes = {"also acts on": also, "does not act on": lacking}
-    it = " and ".join(f"{what} {named(names)}" for what, names in changes.items() if names)
+    it = " and ".join(f"{what} {first_names(names)}" for what, names in changes.items() if names)
     acts = f"acts {WORDS['reach'][reach]}, {UNLIKE}: it {it}" if reach else f"{it}, {UNLIKE}"
     return f"weight decay {acts}"
 
@@ -151,9 +151,9 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     "rate_by_count": "learning rate {by:divided} {factor:number}, {is_root:root}{of:counts}",
     "rate_times": "learning rate times {factor}",
     "rates_of_tensors": lambda each: (
-        f"learning rate {', '.join(f'of {named(names)} times {number(factor)}' for names, factor in each)}"
+        f"learning rate {', '.join(f'of {first_names(names)} times {number(factor)}' for names, factor in each)}"
     ),
-    "not_updated": "not updated in the port: {names:named}",
+    "not_updated": "not updated in the port: {names:first_names}",
     "rate_rounded": "the learning rate is off by {by:.0e} of the largest, as where a part of it is computed in float32",
     "other_rate_at": (
         "the learning rate is {jax:number} at step {step}, the reference's {torch:number}; "

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from jaxddp.config.choices import IGNORE_INDEX
 from jaxddp.parity.catalogue.model import BY_ERF, BY_HAND, UPDATES
-from jaxddp.parity.deviation import Statement, Value, as_code, shown
+from jaxddp.parity.deviation import Statement, Value, as_code, rounded
 from jaxddp.parity.diagnosis.forward.answers import (
     argument,
     instead,
@@ -155,7 +155,7 @@ def dropout_rate(call: Call, rates: Sequence[tuple[float, float]]) -> Iterator[C
     for rate in dict.fromkeys(
         of_jax for of_torch, of_jax in rates if of_torch != of_jax and np.isclose(of_torch, reference)
     ):
-        what = Statement("dropout_rate", jax=shown(rate), torch=shown(reference))
+        what = Statement("dropout_rate", jax=rounded(rate), torch=rounded(reference))
         value = Value(as_code(rate), as_code(reference), call.name, parameter)
         yield Change("dropout_rate", what, _with_rate(rate), values=(value,))
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import get_testing_overrides
 
-from jaxddp.parity.deviation import Deviation, Statement, Value, as_code, shown
+from jaxddp.parity.deviation import Deviation, Statement, Value, as_code, rounded
 from jaxddp.parity.diagnosis.search.fit import Item
 from jaxddp.parity.operations import Moments, SourceLine
 
@@ -184,11 +184,11 @@ class CallEdit(Item):
         """Fault, value, place, and the reference's value."""
         change, more = self.change, dict[str, Any]()
         if self.value is not None:
-            more["value"] = shown(self.value)
+            more["value"] = rounded(self.value)
         if self.where:
             more["where"] = self.where
         if change.reference is not None and change.fault not in RELATIVE:
-            more["reference"] = shown(change.reference)
+            more["reference"] = rounded(change.reference)
         what = change.what.but(**more)
         return (Deviation(change.fault, what, change.filled(self.value), self.where, change.detail),)
 

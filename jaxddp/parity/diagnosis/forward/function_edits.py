@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from jaxddp.parity.deviation import Statement, Value, shown
+from jaxddp.parity.deviation import Statement, Value, rounded
 from jaxddp.parity.diagnosis.forward.answers import instead
 from jaxddp.parity.diagnosis.forward.calls import Call, Change, Name, tensors_in
 
@@ -102,7 +102,7 @@ def other_functions(call: Call, of: Name) -> Iterator[Change]:
         yield from _others(call, PAIRS, lambda call: (tuple(_tensors(call)), {}))
     if call.name in BY_NUMBER and len(call.args) == 2 and is_number(call.args[1]) and not call.kwargs:
         other, function = BY_NUMBER[call.name]
-        what = Statement("other_operator", jax=other, number=shown(call.args[1]), torch=call.name)
+        what = Statement("other_operator", jax=other, number=rounded(call.args[1]), torch=call.name)
         # Both sides have this number, which says more than a number that one of them would have made of it.
         answer = instead(function, lambda call: (call.args, {}))
         yield Change("other_function", what, answer, tier=1, values=(Value(other, call.name),))

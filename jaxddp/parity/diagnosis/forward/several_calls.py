@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from jaxddp.parity.deviation import Statement, Value, as_code, shown
+from jaxddp.parity.deviation import Statement, Value, as_code, rounded
 from jaxddp.parity.diagnosis.forward.answers import argument, earlier, with_argument
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Name, Names, Proceed, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import arguments_of
@@ -130,7 +130,7 @@ def _near(x: float, y: float) -> bool:
 
 def _together(one: CallEdit, two: CallEdit, x: float, y: float) -> CallEdit:
     pairs = ((one.change, x), (two.change, y))
-    each = (Statement("instead", of=of.what, jax=shown(jax), torch=shown(of.reference or 0.0)) for of, jax in pairs)
+    each = (Statement("instead", of=of.what, jax=rounded(jax), torch=rounded(of.reference or 0.0)) for of, jax in pairs)
     what = Statement("two_numbers", each=tuple(each))
     changes, values = {}, (*one.change.filled(x), *two.change.filled(y))
     for patch, number in ((one, x), (two, y)):
@@ -150,7 +150,7 @@ def numbers_together(call: Call, numbers: Sequence[float]) -> Iterator[Change]:
     given = [(name, x, key) for name, x, key in arguments_of(call) if isinstance(x, float)]
     for (first, x, one), (second, y, other) in itertools.combinations(given, 2):
         for pair in itertools.permutations(numbers, 2):
-            of_torch, of_jax = (tuple(map(shown, of)) for of in ((x, y), pair))
+            of_torch, of_jax = (tuple(map(rounded, of)) for of in ((x, y), pair))
             what = Statement("two_arguments", call=call.name, names=(first, second), jax=of_jax, torch=of_torch)
             of_each = ((first, x, pair[0]), (second, y, pair[1]))
             values = tuple(Value(as_code(jax), as_code(torch), call.name, name) for name, torch, jax in of_each)

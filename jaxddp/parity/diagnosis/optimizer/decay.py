@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.deviation import Statement, Value, named, number
+from jaxddp.parity.deviation import Statement, Value, first_names, number
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, both, discrete, extent
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
@@ -129,7 +129,7 @@ def _mask(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
     for reach, mask in _distinct(masks, [decayed, np.zeros_like(decayed)]):  # decay on nothing is another value: 0
         also, lacking = names_of(program, mask & ~decayed), names_of(program, decayed & ~mask)
         what = Statement("decay_mask", reach=reach, also=also, lacking=lacking)
-        detail = named(also) if reach == MATRICES else ""
+        detail = first_names(also) if reach == MATRICES else ""
         yield discrete("decay_mask", what, partial(_masked, mask=mask), detail=detail)
 
 

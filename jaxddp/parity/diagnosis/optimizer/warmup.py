@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxddp.parity.deviation import Statement, Value, shown
+from jaxddp.parity.deviation import Statement, Value, rounded
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.schedules import STRAIGHT, column_of, curve_of, last_peak
@@ -142,4 +142,4 @@ def _plain(rate: float, scale: float) -> float:
     >>> _plain(4.2e-21, 1e-5), _plain(9.99999e-6, 1e-5), _plain(9.90099e-6, 1e-5)
     (0.0, 1e-05, 9.901e-06)
     """
-    return shown(rate, 5) if abs(rate) > STRAIGHT * scale else 0.0
+    return rounded(rate, 5) if abs(rate) > STRAIGHT * scale else 0.0
