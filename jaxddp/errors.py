@@ -174,6 +174,15 @@ def listed(problems: Sequence[str], most: int = 3, joint: str = "; ") -> str:
     return joint.join([*problems[:most], *["..."] * (len(problems) > most)])
 
 
+def count(number: int, noun: str) -> str:
+    """Format a number with its noun.
+
+    >>> count(1, "replica"), count(2, "replica")
+    ('1 replica', '2 replicas')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def on_one_line(text: str, most: int = LONGEST) -> str:
     """Escape line breaks, control characters and others that are not printable; leave out the middle of a long text.
 

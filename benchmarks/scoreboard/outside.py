@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxddp.parity.checking import check
 from jaxddp.parity.findings import Difference
+from jaxddp.parity.report.sentences import sentences
 from jaxddp.parity.workers import Workers
 
 INPUT_EQUAL = 1e-11  # residual of a layer's input below which the layer itself differs
@@ -144,7 +145,7 @@ def score_outside(label: str, fault: Any, workers: Workers) -> OutsideScore:
         path = faults.write_port(fault, Path(folder))
         settings = {"world_size": faults.WORLD_SIZE, "steps": faults.STEPS[fault.port]}
         report = check(path, **settings, numerics=False, workers=workers, tell=lambda line: None, patch=True)
-    said = tuple("; ".join(one.cause.says) if one.cause else "" for one in report.differences)
+    said = tuple("; ".join(sentences(one.cause)) if one.cause else "" for one in report.differences)
     places = tuple(map(Place.of, report.differences))
     problems = tuple(map(str, report.problems))
     patches = tuple(one.patch.verdict for one in report.differences if one.patch)

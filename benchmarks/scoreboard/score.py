@@ -11,12 +11,13 @@ from jaxddp.parity.cases import PortCase
 from jaxddp.parity.checking import rates_and_start
 from jaxddp.parity.diagnosis.differences import find_differences
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
-from jaxddp.parity.findings import Difference
+from jaxddp.parity.findings import STAGE_NAMES, Difference
 from jaxddp.parity.port import PortSource
 from jaxddp.parity.records import Lazy, Record, Records
 from jaxddp.parity.report.numbers import number
 from jaxddp.parity.report.report import Report
-from jaxddp.parity.report.words import STAGE_NAMES, layer_name
+from jaxddp.parity.report.sentences import sentences
+from jaxddp.parity.report.words import layer_name
 from jaxddp.parity.reporting import NO_RATES, report_on
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
@@ -165,19 +166,19 @@ def _where(differences: Sequence[Difference]) -> tuple[tuple[str, int, str, str]
 def in_words(difference: Difference) -> str:
     """Return the cause of a difference and the residual that it leaves, or where an unexplained one is.
 
-    >>> from jaxddp.parity.deviation import Deviation
+    >>> from jaxddp.parity.deviation import Deviation, Statement
     >>> from jaxddp.parity.findings import Cause
     >>> in_words(Difference("update", 1, "fc.weight", 2e-3, 1e-12))
     'unexplained: update, step 1, fc.weight, residual 2e-3'
-    >>> cause = Cause((Deviation("eps_value", "eps 1e-5"),), 6e-15)
+    >>> cause = Cause((Deviation("eps_value", Statement("norm_epsilon", norm="LayerNorm", value=1e-5)),), 6e-15)
     >>> in_words(Difference("update", 1, "fc.weight", 2e-3, 1e-12, cause=cause))
-    'eps 1e-5 (residual 2e-3, with it 6e-15)'
+    'LayerNorm eps 1e-05 (residual 2e-3, with it 6e-15)'
     """
     cause, residual = difference.cause, f"residual {number(difference.residual)}"
     if cause is not None and cause.measured:
-        return f"{' or '.join(cause.says)} ({cause.measured})"
+        return f"{' or '.join(sentences(cause))} ({cause.measured})"
     if cause is not None:
-        return f"{' or '.join(cause.says)} ({residual}, with it {number(cause.residual)})"
+        return f"{' or '.join(sentences(cause))} ({residual}, with it {number(cause.residual)})"
     layer = difference.layer
     first = "" if layer is None else f"first layer {layer_name(layer.torch)}"
     stage = STAGE_NAMES[difference.stage]

@@ -16,6 +16,7 @@ from jaxddp.parity.findings import Difference
 from jaxddp.parity.progress import CAUSES
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.report.sentences import sentences
 from jaxddp.parity.workers import Workers
 
 WORLD_SIZE, STEPS = 2, 4
@@ -103,7 +104,7 @@ def words_of(difference: Difference) -> str:
     """Return what the report says of a cause: its names, and what both sides compute."""
     assert difference.cause is not None, "the caller has seen it"
     code = (x for one in difference.segments for x in (one.jax_code, one.torch_code) if one.jax_code != one.torch_code)
-    return " | ".join(filter(None, (" or ".join(difference.cause.says), *code)))
+    return " | ".join(filter(None, (" or ".join(sentences(difference.cause)), *code)))
 
 
 def _has_words(fault: Any, words: str) -> bool:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from jaxddp.parity.deviation import Statement
 from jaxddp.parity.quote import Quote
 
 # What determines a run in addition to its steps, in the order of the report.
@@ -52,7 +53,7 @@ class Beyond:
     Attributes:
         trial: the first trial that shows it.
         stage, tensor, residual, allowed: as in a `Difference`.
-        says: what one side does, and the other does not; "": unknown.
+        statements: what one side does, and the other does not: any of them; (): unknown.
         jax, torch: the line of each side; None: unknown.
         others: further trials that show it.
     """
@@ -62,7 +63,7 @@ class Beyond:
     tensor: str
     residual: float
     allowed: float
-    says: str = ""
+    statements: tuple[Statement, ...] = ()
     jax: Quote | None = None
     torch: Quote | None = None
     others: tuple[Trial, ...] = ()

@@ -1,11 +1,12 @@
 """Findings of a check: plain data, from which the text, the page and the JSON file are made."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from jaxddp.parity.catalogue import EDITS, FAULTS, TorchOptimizer
-from jaxddp.parity.coverage import Aspect, Beyond, Trial, WithoutEffect
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.coverage import ASPECTS, Aspect, Beyond, Trial, WithoutEffect
+from jaxddp.parity.deviation import Deviating, Deviation
 from jaxddp.parity.operations import Lines, SegmentText
 from jaxddp.parity.quote import Quote
 
@@ -14,6 +15,7 @@ ORDER = (
     *("samples", "hyperparameters", "local_loss", "local_gradients", "gradients", "clipped_gradients"),
     *("update", "outside_changes", "params", "buffers", "optimizer_state"),
 )
+STAGE_NAMES = {stage: stage.replace("_", " ") for stage in (*ORDER, *ASPECTS)} | {"params": "parameters"}
 EXIT_CODES = {"equal": 0, "beyond": 0, "different": 1, "incomplete": 2}
 
 
@@ -38,6 +40,19 @@ class Patch:
 
 
 @dataclass(frozen=True)
+class NextBest(Deviating):
+    """The nearest explanation that is not the cause.
+
+    Attributes:
+        deviations: faults that are present at once; (): none.
+        residual: the residual that it leaves.
+    """
+
+    deviations: tuple[Deviation, ...]
+    residual: float
+
+
+@dataclass(frozen=True)
 class Cause:
     """Cause of a difference: one fault, or several that this run cannot tell apart.
 
@@ -45,14 +60,14 @@ class Cause:
         deviations: the faults of which any explains the difference. Faults that are present together have a
             `Difference` each.
         residual: the residual that the cause leaves unexplained.
-        runner_up: the next best explanation and the residual that it leaves; None: there is no other.
+        runner_up: the next best explanation; None: there is no other.
         measured: what shows the cause, if it was not planted in the reference and replayed.
         jax, torch: the line of each side; None: unknown.
     """
 
     deviations: tuple[Deviation, ...]
     residual: float
-    runner_up: tuple[str, float] | None = None
+    runner_up: NextBest | None = None
     measured: str = ""
     jax: Quote | None = None
     torch: Quote | None = None
@@ -61,11 +76,6 @@ class Cause:
     def names(self) -> tuple[str, ...]:
         """Names in the catalogue, one for each deviation."""
         return tuple(one.kind for one in self.deviations)
-
-    @property
-    def says(self) -> tuple[str, ...]:
-        """One line for each deviation."""
-        return tuple(one.says for one in self.deviations)
 
     @property
     def fixes(self) -> tuple[str, ...]:
@@ -77,7 +87,7 @@ class Cause:
         cls,
         deviations: Iterable[Deviation],
         residual: float,
-        runner_up: tuple[str, float] | None = None,
+        runner_up: NextBest | None = None,
         optimizer: TorchOptimizer | None = None,
         measured: str = "",
         lines: Lines = Lines(),  # noqa: B008
@@ -159,7 +169,7 @@ class Difference:
         kind: "semantic" if the two sides compute different things, "numeric" if they round differently.
         cause: None if unexplained.
         layer: where the forward pass diverges; for "local_loss" and "local_gradients".
-        nearest: without a cause, the nearest explanation and the residual that it leaves.
+        nearest: without a cause, the nearest explanation.
         detail: one more line, if any ("replicas 1 and 3 differ from 0").
         not_finite: the only side, "torch" or "jax", with non-finite values; "": neither.
         jax, torch: without a cause, the first line of each side that computes something else; None: unknown.
@@ -176,7 +186,7 @@ class Difference:
     kind: str = "semantic"
     cause: Cause | None = None
     layer: Layer | None = None
-    nearest: tuple[str, float] | None = None
+    nearest: NextBest | None = None
     detail: str = ""
     not_finite: str = ""
     jax: Quote | None = None
@@ -184,6 +194,12 @@ class Difference:
     segments: tuple[Segment, ...] = ()
     needs: str = ""
     patch: Patch | None = None
+
+
+def groups(differences: Sequence[Difference]) -> list[list[Difference]]:
+    """Group consecutive differences at the same place, which differ in their cause only."""
+    grouped = itertools.groupby(differences, lambda d: (d.stage, d.step, d.tensor, d.kind))
+    return [list(group) for _, group in grouped]
 
 
 @dataclass(frozen=True)

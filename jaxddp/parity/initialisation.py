@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxddp.errors import listed
+from jaxddp.errors import count, listed
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.initialisation import (
     MOST_ERRORS,
@@ -25,7 +25,6 @@ from jaxddp.parity.jax_side.initial_weights import JaxInitialWeights
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.port.draws import DrawnSource
 from jaxddp.parity.port.replaced_files import Texts
-from jaxddp.parity.report.numbers import count
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side.initial_weights import TorchInitialWeights
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxddp.parity.deviation import Statement
+
 # Largest residual that counts as equal, relative to the highest rate so far; measured: up to 5e-13; see
 # `jaxddp.parity.jax_side.rates.ROUNDED` for a port's own schedule in float32.
 ALLOWED = 1e-6
@@ -82,21 +84,13 @@ class RateDifference:
     jax: float
     residual: float
 
-    def says(self, several: bool = False) -> str:
-        """Describe the difference; name the tensor if there are several groups.
-
-        >>> RateDifference(500, "0.weight", "learning rate", 1e-3, 1e-2, 0.9).says()
-        'the learning rate differs first at step 500: 0.001 in torch, 0.01 in jax'
-        >>> RateDifference(1500, "0.weight", "learning rate", 1.0, 1.00002, 2e-5).says(several=True)
-        'the learning rate of 0.weight differs first at step 1,500: 1 in torch, 1.00002 in jax'
-        """
-        of_tensor = f" of {self.tensor}" if several else ""
+    def statement(self, several: bool = False) -> Statement:
+        """Return the difference as a statement, with the tensor if there are several groups."""
+        tensor = self.tensor if several else ""
         if self.quantity == UPDATE:
-            more = "a number of the optimizer other than its learning rate follows a schedule on only one side"
-            return f"the update{of_tensor} differs first at step {self.step:,}, by no factor: {more}"
-        digits = next((n for n in (4, 6, 9) if f"{self.torch:.{n}g}" != f"{self.jax:.{n}g}"), 17)
-        values = f"{self.torch:.{digits}g} in torch, {self.jax:.{digits}g} in jax"
-        return f"the {self.quantity}{of_tensor} differs first at step {self.step:,}: {values}"
+            return Statement("update_differs_at", tensor=tensor, step=self.step)
+        values = {"torch": self.torch, "jax": self.jax}
+        return Statement("rate_differs_at", of=self.quantity, tensor=tensor, step=self.step, **values)
 
 
 @dataclass

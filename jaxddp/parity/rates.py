@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.coverage import Aspect, Beyond, Trial
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.findings import Cause, Difference
 from jaxddp.parity.jax_side.optimizer_line import JaxOptimizerLine
 from jaxddp.parity.jax_side.rates import CompareRates, CompareUpdates
@@ -120,15 +120,14 @@ def _rates(runs: Runs, workers: Workers, torch: TorchRates, result: RatesCompari
     trial = Trial(NAME, f"after step {after or f'{runs.case.steps:,}'}")
     trials = () if result.constant or torch.steps <= (torch.last or 0) + 1 else (trial,)
     if result.within is not None:
-        says = result.within.says(several)
-        aspect = Aspect("differs", (f"{says[0].upper()}{says[1:]}.",), *_numbers(result.within))
-        return Rates({NAME: aspect}, (_difference(result.within, says, _lines(runs, workers, result.within)),))
+        what, aspect = result.within.statement(several), Aspect("differs", (), *_numbers(result.within))
+        return Rates({NAME: aspect}, (_difference(result.within, what, _lines(runs, workers, result.within)),))
     beyond: tuple[Beyond, ...] = ()
     if result.after is not None:
         jax, torch_line = map(Quote.of, _lines(runs, workers, result.after))
         tensor, residual = result.after.tensor if several else "", result.after.residual
-        says = result.after.says(several)
-        beyond = (Beyond(trial, NAME, tensor, residual, ALLOWED, says, jax, torch_line),)
+        what = result.after.statement(several)
+        beyond = (Beyond(trial, NAME, tensor, residual, ALLOWED, (what,), jax, torch_line),)
     if result.why_not:
         return Rates({NAME: Aspect("not compared", tuple(result.why_not))}, (), beyond, trials)
     worst, step, tensor = result.worst
@@ -139,8 +138,8 @@ def _numbers(difference: RateDifference) -> tuple[float, int, float, str]:
     return difference.residual, difference.step, ALLOWED, difference.tensor
 
 
-def _difference(difference: RateDifference, says: str, lines: Lines) -> Difference:
-    cause = Cause.of([Deviation(FAULT, says)], 0.0, measured=MEASURED, lines=lines)
+def _difference(difference: RateDifference, what: Statement, lines: Lines) -> Difference:
+    cause = Cause.of([Deviation(FAULT, what)], 0.0, measured=MEASURED, lines=lines)
     residual, step, allowed, tensor = _numbers(difference)
     return Difference(NAME, step, tensor, residual, allowed, cause=cause)
 

@@ -18,7 +18,7 @@ from jaxddp.parity.compare.idle import idle
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.compare.types import compare_types
 from jaxddp.parity.coverage import Aspect, Beyond, Trial, WithoutEffect
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.cause_lines import START, with_function_lines
 from jaxddp.parity.diagnosis.differences import find_differences, unexplained
 from jaxddp.parity.diagnosis.evaluation import evaluation_of
@@ -35,9 +35,11 @@ from jaxddp.parity.patch.edited_files import EditedFiles, edited_files
 from jaxddp.parity.patch.initialisers import with_initialisers
 from jaxddp.parity.patch.proposals import with_patches
 from jaxddp.parity.progress import BEYOND, CAUSES, COMPARE, EVALUATION, KEYS, PATCHES, WITHOUT_EFFECT
+from jaxddp.parity.rates import NAME as RATES
 from jaxddp.parity.rates import Rates
 from jaxddp.parity.records import Record, Records, is_large_model, total_loss
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.report.sentences import sentences
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.trials.beyond import BeyondRun, with_idle_operations
 from jaxddp.parity.workers import Workers
@@ -100,7 +102,7 @@ class Reporting:
         of_types = types.differences if types else ()
         further = len(of_types) + sum(one.step > runs.case.steps for one in rates.differences)
         files = edited_files(runs.case) if patch else None
-        aspects = dict(rates.aspects)
+        aspects = {**rates.aspects, **_with_sentence(rates)}
         if files is not None:
             differences = self._patched(differences, files, further)
             aspects |= {} if of_types or differences or rates.differences else self._with_initialisers(aspects, files)
@@ -248,6 +250,13 @@ def _uncounted(jax: Sequence[Record]) -> list[str]:
     return [says.format(*pair) for pair in wrong]
 
 
+def _with_sentence(rates: Rates) -> dict[str, Aspect]:
+    """Return the comparison of the rates with what differs in them; nothing if they do not differ."""
+    causes = [one.cause for one in rates.differences if one.stage == RATES and one.cause]
+    says = tuple(f"{text[0].upper()}{text[1:]}." for cause in causes for text in sentences(cause))
+    return {RATES: replace(rates.aspects[RATES], says=says)} if says else {}
+
+
 def _in_catalogue(difference: Difference) -> bool:
     """Return whether the cause is a fault of the catalogue; an edit of a call may be two crossed names."""
     return difference.cause is not None and not set(difference.cause.names) <= EDITS.keys()
@@ -258,10 +267,10 @@ def _different_starts(runs: Runs, evidence: Evidence, searches: InterruptibleSea
     if not runs.starts:
         return []
     tensor = max(runs.starts, key=lambda name: runs.starts[name])
-    says = f"the replicas start from different weights, in {len(runs.starts)} tensors"
+    what = Statement("replicas_start_apart", tensors=len(runs.starts))
     measured = f"the replicas' start differs by {runs.starts[tensor]:.2g} in {tensor}"
     (lines,) = with_function_lines(evidence, searches, None, START).lines
-    cause = Cause.of([Deviation("different_start", says)], 0.0, measured=measured, lines=lines)
+    cause = Cause.of([Deviation("different_start", what)], 0.0, measured=measured, lines=lines)
     return [Difference("params", 0, tensor, runs.starts[tensor], 0.0, cause=cause, detail="before the first step")]
 
 

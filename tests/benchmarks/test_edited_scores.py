@@ -8,7 +8,7 @@ import pytest
 from benchmarks.scoreboard.document import to_markdown
 from benchmarks.scoreboard.edited import EditedScore, counts, scored
 from benchmarks.scoreboard.kept import Kept
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.findings import Cause, Difference, Patch, Segment
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.report.report import Report
@@ -18,7 +18,14 @@ MUTANT = next(mutant for mutant in further_mutants(20) if mutant.half == "jax")
 FILE, LINE = MUTANT.place
 EDITED, OTHER = Quote(FILE, LINE), Quote(FILE, LINE + 1)
 SEGMENT = Segment(("reduce_max",), ("mean",), OTHER, None, (), (0.0, 0.0), 1)
-CAUSE = Cause((Deviation("other_function", "amax instead of mean"),), 0.0, None, "", EDITED, None)
+CAUSE = Cause(
+    (Deviation("other_function", Statement("other_function", jax="amax", torch="mean", of="")),),
+    0.0,
+    None,
+    "",
+    EDITED,
+    None,
+)
 DIFFERENCE = Difference(
     "local_loss", 1, "loss", 0.1, 1e-12, cause=CAUSE, segments=(SEGMENT,), patch=Patch("equal", "- a\n+ b\n")
 )
@@ -48,7 +55,7 @@ def test_a_report_with_the_edited_line_a_name_and_a_patch_has_them_all() -> None
     [
         ({"cause": replace(CAUSE, jax=OTHER)}, "line"),
         ({"cause": None, "jax": EDITED}, "named"),
-        ({"cause": replace(CAUSE, deviations=(Deviation("other_expression", ""),))}, "named"),
+        ({"cause": replace(CAUSE, deviations=(Deviation("other_expression", CAUSE.deviations[0].what),))}, "named"),
         ({"patch": Patch("gone", "- a\n+ b\n", others=1)}, "patched"),
         ({"stage": "update"}, "in_loss"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.scoreboard.document import to_markdown
 from benchmarks.scoreboard.kept import Kept
 from benchmarks.scoreboard.unseen import UnseenScore, questions, scored
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.findings import Cause, Difference, Segment
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.report.report import Report
@@ -25,8 +25,10 @@ JAX, TORCH = (
 )
 LINES = Quote("convnext_jax.py", JAX), Quote("convnext_torch.py", TORCH)
 SEGMENT = Segment(("reduce_max",), ("mean",), *LINES, (), (0.0, 0.0), 1, "max(x)", "mean(x)")
-LEFT_OUT = Deviation("other_function", "softmax left out")
-RIGHT = Cause((Deviation("other_function", "amax instead of mean"),), 0.0, None, "", *LINES)
+LEFT_OUT = Deviation("other_function", Statement("call_left_out", call="softmax", by="", of=""))
+RIGHT = Cause(
+    (Deviation("other_function", Statement("other_function", jax="amax", torch="mean", of="")),), 0.0, None, "", *LINES
+)
 DIFFERENCE = Difference("local_loss", 1, "loss", 0.1, 1e-12, cause=RIGHT, segments=(SEGMENT,))
 SCORE = UnseenScore("a", "different", True, False, True, True, 1, (9.0, 2.0), ("amax instead of mean",))
 

@@ -3,6 +3,7 @@
 import pytest
 
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.report.sentences import alternatives
 from tests.support.checks import Checked
 from tests.support.small_port import Change, own_optimizers
 
@@ -80,7 +81,7 @@ def test_a_fault_that_the_run_does_not_exercise_is_found_beyond_it(
 
 def test_the_number_that_counts_examples_is_named_with_its_line(checked: Checked) -> None:
     (beyond,) = checked(OF_TWELVE, quick=False).beyond
-    assert beyond.says == "12 counts the batch of this run"
+    assert alternatives(beyond) == "12 counts the batch of this run"
     assert beyond.jax is not None and OF_TWELVE[1] in beyond.jax.itself
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from jaxddp.parity.findings import ORDER
 from jaxddp.parity.progress import FLOAT32, FORCED, FREE, RATES
+from jaxddp.parity.report.sentences import sentences
 from tests.support.checks import FORGETS_MOMENTS, SCALED, STEPS, Checked
 from tests.support.small_port import CLIPS_BY_VALUE, LINEN, SHOWS_NOTHING, Change, own_optimizers, step
 
@@ -395,7 +396,7 @@ def test_what_is_wrong_is_named_with_its_lines(fault: str, checked: Checked) -> 
     assert (found.stage, found.step) == (stage, first_step), report
     assert found.cause is not None and name in found.cause.names, report
     assert fault != "no mean" or found.cause.names == (name,)  # its step has no collective that a loss could hold
-    assert says in found.cause.says[found.cause.names.index(name)]
+    assert says in sentences(found.cause)[found.cause.names.index(name)]
     for quote, text in zip((found.cause.jax, found.cause.torch), LINES[fault], strict=True):
         assert (quote is None) if not text else (quote is not None and text in quote.text[quote.line - quote.first])
     assert 1e5 * found.allowed < found.residual < math.inf

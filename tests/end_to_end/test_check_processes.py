@@ -11,6 +11,7 @@ from jaxddp.parity.cases.builtin import make_case
 from jaxddp.parity.checking import check
 from jaxddp.parity.jax_side.child import Micro, jax_records
 from jaxddp.parity.records import Scratch
+from jaxddp.parity.report.sentences import sentences
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
 from tests.support.checks import Checked, checker
@@ -45,7 +46,7 @@ def test_the_report_is_that_of_one_process(changes: list[Change], of_two: Checke
     reports = [checked(more=step(*changes)) for checked in (of_two, of_one)]
     ours, theirs = reports
     assert ours.verdict == theirs.verdict == ("different" if changes else "equal"), str(ours)
-    of_both = [[(one.stage, one.step, one.cause and one.cause.says) for one in r.differences] for r in reports]
+    of_both = [[(one.stage, one.step, one.cause and sentences(one.cause)) for one in r.differences] for r in reports]
     assert of_both[0] == of_both[1]
     assert ours.stages.keys() == theirs.stages.keys()
     # Of the first step: replicas that drift apart go on from another one's parameters in each process.

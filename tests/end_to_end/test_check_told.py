@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from jaxddp.parity.report.sentences import sentences
 from tests.support.checks import FROZEN, SCALED, Checked
 from tests.support.small_port import PORT, Change, own_optimizers, step
 
@@ -66,13 +67,14 @@ LOCATED = {
 def test_a_rate_that_changes_in_the_port_alone_is_named(checked: Checked) -> None:
     (found,) = checked(OTHER_RATE).differences
     assert found.stage == "update" and found.cause is not None and found.cause.names == ("schedule",)
-    assert found.cause.says == ("the learning rate is 0.15 at step 2, the reference's 0.1; it differs at 2 of 3 steps",)
+    (says,) = sentences(found.cause)
+    assert says == "the learning rate is 0.15 at step 2, the reference's 0.1; it differs at 2 of 3 steps"
 
 
 def test_a_layer_that_is_frozen_in_the_port_alone_is_named(checked: Checked) -> None:
     (found,) = checked(STAYS).differences
     assert found.stage == "update" and found.cause is not None and found.cause.names == ("rate_of_some",)
-    assert found.cause.says == ("not updated in the port: fc1.bias, fc1.weight",)
+    assert sentences(found.cause) == ("not updated in the port: fc1.bias, fc1.weight",)
 
 
 def test_a_layer_that_is_frozen_in_torch_alone_is_named(checked: Checked) -> None:
@@ -106,7 +108,9 @@ def test_a_difference_without_a_name_is_located(
 def test_a_difference_without_a_name_is_said_as_code(changes: list[Change], says: str, checked: Checked) -> None:
     (found,) = [difference for difference in checked(*changes).differences if difference.stage != "types"]
     assert (found.stage, found.step) == ("local_loss", 1) and found.cause is not None
-    assert {*found.cause.names} <= {"other_expression", "call_added"} and found.cause.says[0].startswith(says), found
+    assert {*found.cause.names} <= {"other_expression", "call_added"} and sentences(found.cause)[0].startswith(says), (
+        found
+    )
 
 
 @pytest.mark.large

@@ -9,6 +9,7 @@ from jaxddp.parity.cases import PortCase
 from jaxddp.parity.findings import EXIT_CODES
 from jaxddp.parity.port import Port, PortFile
 from jaxddp.parity.port.draws import ENTRY, DrawnSource
+from jaxddp.parity.report.sentences import sentences
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
 from tests.support.checks import Checked
@@ -220,7 +221,7 @@ def test_a_fault_beside_a_draw_is_located_and_named(
     assert (report.verdict, difference.stage, difference.step) == ("different", "local_loss", 1)
     assert difference.layer is not None and difference.layer.torch == "fc2"
     cause = difference.cause
-    assert cause is not None and (cause.names, cause.says) == ((name,), (says,))
+    assert cause is not None and (cause.names, sentences(cause)) == ((name,), (says,))
     assert cause.residual < 1e-14  # measured: 2e-16
 
 

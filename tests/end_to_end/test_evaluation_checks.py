@@ -9,6 +9,7 @@ from jaxddp.parity import checking, reporting
 from jaxddp.parity.checking import check
 from jaxddp.parity.coverage import Aspect
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.report.sentences import sentences
 from jaxddp.parity.workers import Workers
 from tests.support.evaluated_ports import LINEN, NNX, PLAIN, PORTS
 from tests.support.small_port import PORT, Change, replaced, write
@@ -50,7 +51,7 @@ def of(report: Report) -> Aspect:
 def cause_of(report: Report) -> str:
     (difference,) = report.differences
     assert (report.verdict, difference.stage, of(report).verdict) == ("different", "evaluation", "differs")
-    return difference.cause.says[0] if difference.cause else difference.detail
+    return sentences(difference.cause)[0] if difference.cause else difference.detail
 
 
 @pytest.mark.one_in(3)

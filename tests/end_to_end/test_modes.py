@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxddp.parity.report.sentences import sentences
 from tests.support.checks import Checked
 from tests.support.small_port import Change
 
@@ -53,4 +54,4 @@ def test_layers_in_eval_on_both_sides_and_dropout_of_rate_zero_are_equal(checked
 def test_a_batch_norm_that_is_frozen_on_one_side_only_is_named(frozen: Change, says: str, checked: Checked) -> None:
     first = checked(*LAYERS, frozen).differences[0]
     assert first.cause is not None
-    assert (first.cause.names, first.cause.says) == (("batch_norm_eval",), (says,))
+    assert (first.cause.names, sentences(first.cause)) == (("batch_norm_eval",), (says,))

@@ -10,6 +10,7 @@ from jaxddp.parity.cases import PortCase
 from jaxddp.parity.checking import check
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.report.sentences import sentences
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.parity.workers import Workers
 from tests.support import small_port
@@ -237,7 +238,7 @@ def test_what_has_no_name_is_said_as_code(checked: Checked) -> None:
     difference = checked(("    wanted = batch", "    wanted = 1e-3 + batch")).differences[0]
     assert difference.stage == "local_loss" and difference.tensor.startswith("critic")
     assert difference.cause is not None
-    assert difference.cause.says == ("added: 0.001 + reward instead of reward, in add",)
+    assert sentences(difference.cause) == ("added: 0.001 + reward instead of reward, in add",)
 
 
 @pytest.mark.one_in(3)

@@ -15,6 +15,7 @@ from jaxddp.parity import compare_runs
 from jaxddp.parity.recordings.causes import of_torch_reduction
 from jaxddp.parity.recordings.run import Recording
 from jaxddp.parity.report.json_form import from_json
+from jaxddp.parity.report.sentences import sentences
 from tests.support.recorded_loops import batch_of, train_jax, train_ranks, train_torch
 
 
@@ -51,7 +52,7 @@ def test_a_fault_in_torchs_own_reduction_is_named_from_its_local_gradients(run: 
     cause = of_torch_reduction([*recording.steps.values()], recording.epsilon)
     assert (cause.names[0] if cause else "") == TORCH_RUNS[run][1]
     if cause:
-        assert cause.says[0].startswith("in torch, ") and "off the mean of its local gradients" in cause.measured
+        assert sentences(cause)[0].startswith("in torch, ") and "off the mean of its local gradients" in cause.measured
 
 
 def test_a_fault_in_torchs_own_reduction_is_the_cause_of_different_gradients(ranks: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from jaxddp.parity.findings import Cause
+from jaxddp.parity.report.sentences import sentences
 from tests.support.checks import Checked
 from tests.support.small_port import Change
 
@@ -46,7 +47,7 @@ def cause_of(checked: Checked, *changes: Change) -> Cause:
 
 def test_a_cast_to_bfloat16_in_float32_alone_is_named_with_its_line(checked: Checked) -> None:
     cause = cause_of(checked, *CAST)
-    assert cause.names == ("rounded_to_16_bits",) and cause.says == ("values are rounded to bfloat16",)
+    assert cause.names == ("rounded_to_16_bits",) and sentences(cause) == ("values are rounded to bfloat16",)
     assert 'h.astype("bfloat16")' in line_of(cause)
     assert cause.residual < 1e-6  # measured: 1e-7, with the cast 2e-3
 

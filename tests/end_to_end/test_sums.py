@@ -7,6 +7,7 @@ import pytest
 from jaxddp.parity.checking import check
 from jaxddp.parity.port.names_block import with_names
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.report.sentences import sentences
 from jaxddp.parity.workers import Workers
 from tests.support.small_port import BY_NORM, STEP, Change, replaced, step
 
@@ -165,7 +166,7 @@ def test_a_cell_with_one_bias_is_equal_but_for_an_update(tmp_path: Path, workers
     assert differences(report) == SUM_ALONE, str(report)
     (cause,) = (one.cause for one in report.differences)
     assert cause is not None
-    assert cause.says == ("torch moves rnn.bias_ih_l0, rnn.bias_hh_l0 by an update each, jax their sum by one",)
+    assert sentences(cause) == ("torch moves rnn.bias_ih_l0, rnn.bias_hh_l0 by an update each, jax their sum by one",)
     assert {stage for stage, result in report.stages.items() if result.exceeds} == {"update"}
 
 

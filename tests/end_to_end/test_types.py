@@ -7,6 +7,7 @@ import pytest
 
 from jaxddp.parity.checking import check
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.report.sentences import sentences
 from jaxddp.parity.workers import Workers
 
 # A tree of arrays, and a loss and a state beside it.
@@ -74,7 +75,7 @@ def report_on(folder: Path, workers: Workers, text: str, *edits: tuple[str, str]
 
 
 def says(report: Report) -> list[str]:
-    return [cause.says[0] for difference in report.differences if (cause := difference.cause)]
+    return [sentences(cause)[0] for difference in report.differences if (cause := difference.cause)]
 
 
 SAME = {

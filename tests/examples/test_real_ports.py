@@ -12,6 +12,7 @@ import pytest
 
 from jaxddp.parity.checking import check
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.report.sentences import sentences
 from jaxddp.parity.workers import Workers
 
 PORTS = Path(__file__).parents[2] / "examples" / "ports"
@@ -102,6 +103,6 @@ def test_the_report_on_a_broken_port_ends_at_the_mistakes(broken: Broken, pair: 
     assert [found.cause.names if found.cause else ("",) for found in every] == [(n,) for n in broken.faults.split(" ")]
     found = every[0]
     assert found.stage == broken.stage and found.tensor.startswith(broken.tensor), found
-    assert broken.says in (found.cause.says[0] if found.cause else found.detail)
+    assert broken.says in (sentences(found.cause)[0] if found.cause else found.detail)
     if broken.layers:
         assert found.layer is not None and (found.layer.before, found.layer.torch) == broken.layers

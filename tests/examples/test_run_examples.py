@@ -21,6 +21,7 @@ from jaxddp.config import TrainerConfig
 from jaxddp.nn.functional import Functional
 from jaxddp.nn.torch_weights import from_torch
 from jaxddp.parity.checking import check
+from jaxddp.parity.report.sentences import sentences as sentences_of
 from jaxddp.parity.workers import Workers
 from jaxddp.program import default_config, load_program
 from tests.support.train_runs import records
@@ -175,7 +176,7 @@ def test_the_report_on_a_broken_example_ends_at_the_mistake(name: str, tmp_path:
     (tmp_path / f"{name}.py").write_text(text.replace(right, wrong))
     found = check(tmp_path / f"{name}.py", world_size=2, steps=3, workers=pair).differences[0]
     assert found.stage == stage and found.tensor.startswith(tensor), found
-    assert found.cause is not None and found.cause.says == (cause,)
+    assert found.cause is not None and sentences_of(found.cause) == (cause,)
 
 
 @pytest.mark.large

@@ -19,6 +19,7 @@ from jaxddp.parity.catalogue import FAULTS
 from jaxddp.parity.checking import check
 from jaxddp.parity.findings import ORDER
 from jaxddp.parity.port import load_port
+from jaxddp.parity.report.sentences import sentences
 from jaxddp.parity.workers import Workers
 from tests.faults.outside import OUTSIDE, PORTS, STEPS, WORLD_SIZE, write_correct_port, write_port
 from tests.faults.outside.fault import FOLDER, edited, line_of, source
@@ -189,7 +190,7 @@ def test_a_fault_is_named_where_it_first_shows_with_its_lines(label: str, pair: 
     report = check(path, world_size=WORLD_SIZE, steps=STEPS[fault.port], numerics=False, workers=pair)
     causes = [one.cause for one in report.differences if one.cause is not None]
     assert causes and not report.problems, str(report)
-    words = "; ".join(says for cause in causes for says in cause.says)
+    words = "; ".join(says for cause in causes for says in sentences(cause))
     if label in SAID:
         code = "; ".join(f"{x.jax_code}; {x.torch_code}" for one in report.differences for x in one.segments)
         assert all(re.search(piece, f"{words}; {code}") for piece in SAID[label]), str(report)

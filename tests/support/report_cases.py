@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 
-from jaxddp.parity.deviation import Deviation, Value
-from jaxddp.parity.findings import ORDER, Cause, Difference, Layer, Numerics, Problem, Segment, StageResult
+from jaxddp.parity.deviation import Deviation, Statement, Value
+from jaxddp.parity.findings import ORDER, Cause, Difference, Layer, NextBest, Numerics, Problem, Segment, StageResult
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.report.report import Report
 
@@ -76,13 +76,13 @@ DECAY = Cause(
     (
         Deviation(
             "decay_value",
-            "weight decay 0.0001, the reference has 0.01",
+            Statement("decay", jax=0.0001, torch=(0.01,)),
             (Value("0.0001", "0.01", "AdamW", "weight_decay"),),
             fix="set it explicitly on both sides: optax.adamw(lr, weight_decay=1e-2)",
         ),
     ),
     2.1e-15,
-    ("decay_mask", 3.1e-4),
+    NextBest((Deviation("label_smoothing", Statement("label_smoothing", value=0.1)),), 3.1e-4),
 )
 SEMANTIC = dataclasses.replace(
     EQUAL,
@@ -138,11 +138,12 @@ NUMERIC = dataclasses.replace(
             Cause(
                 (
                     Deviation(
-                        "fast_variance", "the variance is E[x^2] - E[x]^2, which cancels at mean/sigma 10",
+                        "fast_variance", Statement("fast_variance", norm="LayerNorm"),
                         fix="set use_fast_variance=False",
                     ),
                     Deviation(
-                        "reduced_precision_matmul", "matrix products in TF32",
+                        "reduced_precision_matmul",
+                        Statement("inputs_rounded", of="products", dtype="TF32", by="hardware"),
                         fix='compare under jax.default_matmul_precision("highest")',
                     ),
                 ),
@@ -201,8 +202,11 @@ HARSH = Report(
         Difference(
             "samples", 1, HOSTILE, math.inf, 0.0, detail=HOSTILE, layer=dataclasses.replace(LAYER, jax=HOSTILE),
             cause=Cause(
-                tuple(Deviation(x, HOSTILE, fix=HOSTILE) for x in (HOSTILE, "check_vma + nesterov")),
-                0.0, (HOSTILE, math.nan),
+                tuple(
+                    Deviation(x, Statement("other_values", entry=HOSTILE), fix=HOSTILE)
+                    for x in (HOSTILE, "check_vma + nesterov")
+                ),
+                0.0, NextBest((), math.nan),
             ),
         ),
     ),

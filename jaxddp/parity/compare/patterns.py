@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxddp.errors import listed
-from jaxddp.parity.deviation import Deviation, Value
+from jaxddp.parity.deviation import Deviation, Statement, Value, rounded
 from jaxddp.parity.records import Tensors
 
 COMMON = 4  # factors up to this one have other causes too, such as the half in optax.l2_loss
@@ -18,38 +19,50 @@ MOST_PLATEAUS, MOST_TURNS = 4, 4  # factors listed
 Ratios = Mapping[str, Sequence[float]]
 
 
-def reduction(factor: float, sizes: Mapping[int, str]) -> tuple[str, str, Value | None]:
-    """Describe a factor that is a size of the batch, as a sum in place of a mean; another one by empty words.
+class Reduction(NamedTuple):
+    """A sum in place of a mean, or a mean in place of a sum, over a size of the batch.
+
+    Attributes:
+        jax, torch: "sum" and "mean", or the other way round.
+        over: the size, in words.
+        factor: of the port's gradients, as code ("32", "1/32").
+        is_certain: the size is so large that the factor has no other cause.
+    """
+
+    jax: str
+    torch: str
+    over: str
+    factor: str
+    is_certain: bool
+
+
+def reduction(factor: float, sizes: Mapping[int, str]) -> Reduction | None:
+    """Return the reduction that a factor shows, if it is a size of the batch, or the inverse of one.
 
     Args:
         factor: the factor.
         sizes: sizes of the batch, in words.
-
-    Returns:
-        The description, the factor as text, and "sum" and "mean" with what they are over; None: that is not certain.
     """
-    for size, words in sizes.items():
-        likely = "" if size > COMMON else "perhaps "
-        for one, other, value, text in (("sum", "mean", size, f"{size}"), ("mean", "sum", 1 / size, f"1/{size}")):
+    for size, over in sizes.items():
+        for jax, torch, value, text in (("sum", "mean", size, f"{size}"), ("mean", "sum", 1 / size, f"1/{size}")):
             if np.isclose(factor, value, rtol=EQUAL, atol=0):
-                says = f"{likely}a {one} over {words}, the reference takes the {other}"
-                return says, text, None if likely else Value(one, other, key=words)
-    return "", "", None
+                return Reduction(jax, torch, over, text, size > COMMON)
+    return None
 
 
-def scaled(what: str, factor: float, sizes: Mapping[int, str]) -> Deviation:
-    """Return what multiplies gradients by a factor; see `reduction`.
+def scaled(quantity: str, factor: float, sizes: Mapping[int, str]) -> Deviation:
+    """Return what multiplies a quantity, such as "local_gradients", by a factor; see `reduction`.
 
-    >>> scaled("loss", 1 / 32, {32: "the batch"}).says
-    'a mean over the batch, the reference takes the sum: loss times 1/32'
-    >>> [scaled("loss", x, {2: "the batch"}).says for x in (2.0, 33.0)]
-    ['perhaps a sum over the batch, the reference takes the mean: loss times 2', 'loss times 33']
+    >>> scaled("loss", 33.0, {32: "the batch"}).what
+    Statement(form='scaled', parts=(('of', 'loss'), ('factor', 33.0)))
     """
     number = f"{factor:.10g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
-    says, text, value = reduction(factor, sizes)
-    times = Value(number, "1", key="" if says else what, is_factor=True)
-    values = (times,) if value is None else (value, times)
-    return Deviation("loss_scale", f"{says}{': ' * bool(says)}{what} times {text or number}", values)
+    if (found := reduction(factor, sizes)) is None:
+        times = Value(number, "1", key=quantity.replace("_", " "), is_factor=True)
+        return Deviation("loss_scale", Statement("scaled", of=quantity, factor=rounded(factor)), (times,))
+    values = Value(found.jax, found.torch, key=found.over), Value(number, "1", is_factor=True)
+    what = Statement("reduced_otherwise", of=quantity, **found._asdict())
+    return Deviation("loss_scale", what, values if found.is_certain else values[1:])
 
 
 def pattern(steps: Iterable[tuple[Tensors, Tensors]], sizes: Mapping[int, str] | None = None) -> str:
@@ -77,8 +90,10 @@ def pattern(steps: Iterable[tuple[Tensors, Tensors]], sizes: Mapping[int, str] |
     said = [f"frozen in the port: {listed(frozen, NAMED, ', ')}"] if frozen else []
     said += _by_factor(differing, len(ratios) - len(frozen))
     factors = np.array([*differing.values()]).ravel()
-    if factors.size and np.allclose(factors, factors[0], rtol=EQUAL, atol=0):
-        said += filter(None, reduction(factors[0], sizes or {})[:1])
+    one_factor = factors.size and np.allclose(factors, factors[0], rtol=EQUAL, atol=0)
+    if (found := reduction(factors[0], sizes or {}) if one_factor else None) is not None:
+        perhaps = "" if found.is_certain else "perhaps "
+        said.append(f"{perhaps}a {found.jax} over {found.over}, the reference takes the {found.torch}")
     return "; ".join(said)
 
 

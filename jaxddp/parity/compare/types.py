@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jaxddp.errors import listed
 from jaxddp.parity.compare.judge import states_of_kind
 from jaxddp.parity.coverage import Aspect
-from jaxddp.parity.deviation import Deviation, Value
+from jaxddp.parity.deviation import Deviation, Statement, Value
 from jaxddp.parity.findings import Cause, Difference
 from jaxddp.parity.held_types import KINDS, HeldType, HeldTypes
 from jaxddp.parity.operations import Lines
@@ -97,12 +97,11 @@ def _twins_of_moments(
 def _difference(kind: str, pairs: list[Pair]) -> Difference:
     (name, torch, jax), others = pairs[0], len(pairs) - 1
     tensor = name.partition(":")[2] or name
-    of = f" ({name.partition(':')[0]})" if kind == "moments" else ""
-    more = f" and {others:,} other{'s' * (others > 1)}" if others else ""
-    says = f"{tensor}{of}{more}: {jax.dtype} in jax, {torch.dtype} in torch"
+    moment = name.partition(":")[0] if kind == "moments" else ""
+    what = Statement("held_types", tensor=tensor, moment=moment, others=others, jax=jax.dtype, torch=torch.dtype)
     measured = f"the types of {'them' if others else 'it'} as each side makes {'them' if others else 'it'}"
     fix, values = _fix(kind, name, torch.dtype, jax.dtype), (Value(jax.dtype, torch.dtype, key=kind),)
-    types = Deviation("types", says, values, tensor, fix=fix)
+    types = Deviation("types", what, values, tensor, fix=fix)
     cause = Cause.of([types], 0.0, measured=measured, lines=Lines(jax.line, torch.line))
     return Difference(STAGE, 0, tensor, float("nan"), float("nan"), cause=cause)
 

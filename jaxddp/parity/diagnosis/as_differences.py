@@ -9,7 +9,7 @@ from jaxddp.parity.compare.patterns import pattern
 from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.search.decide import Ruling
-from jaxddp.parity.findings import Cause, Difference, Segment
+from jaxddp.parity.findings import Cause, Difference, NextBest, Segment
 from jaxddp.parity.operations import Lines
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.records import KIND, NUMBER
@@ -75,16 +75,19 @@ def _optimizer(evidence: Evidence, located: Located) -> TorchOptimizer:
     return TorchOptimizer(holding[0][KIND] if holding else "", holding)
 
 
-def next_best(ruling: Ruling, residual: float) -> tuple[str, float] | None:
+def next_best(ruling: Ruling, residual: float) -> NextBest | None:
     """Return the next best explanation and the residual that it leaves, if the reference without a fault leaves more.
 
+    >>> from jaxddp.parity.deviation import Statement
     >>> from jaxddp.parity.diagnosis.search.decide import Hypothesis
-    >>> other = Hypothesis((Deviation("decay_mask", "weight decay acts on biases"),), 3e-4)
-    >>> next_best(Ruling((), other), 6.6e-4), next_best(Ruling((), other), 3.1e-4)
-    (('weight decay acts on biases', 0.0003), None)
+    >>> other = Hypothesis((Deviation("decay_mask", Statement("decay_mask")),), 3e-4)
+    >>> next_best(Ruling((), other), 6.6e-4).residual, next_best(Ruling((), other), 3.1e-4)
+    (0.0003, None)
     """
     other = ruling.runner_up
-    return None if other is None or other.residual > MOST_LEFT * residual else (other.says, other.residual)
+    if other is None or other.residual > MOST_LEFT * residual:
+        return None
+    return NextBest(other.deviations, other.residual)
 
 
 def causes_of(ruling: Ruling, optimizer: TorchOptimizer, residual: float) -> Iterator[Cause]:
@@ -104,8 +107,10 @@ def causes_of(ruling: Ruling, optimizer: TorchOptimizer, residual: float) -> Ite
 def _in_order(deviations: Sequence[Deviation], kinds: Sequence[str]) -> list[Deviation]:
     """Return deviations, each whose kind is in `kinds` at its position there.
 
-    >>> deviations = [Deviation("factor", "2"), Deviation("eps", "1"), Deviation("factor", "3")]
-    >>> [one.says for one in _in_order(deviations, ("eps", "factor", "a"))]
+    >>> from jaxddp.parity.deviation import Statement
+    >>> kinds = (("factor", "2"), ("eps", "1"), ("factor", "3"))
+    >>> deviations = [Deviation(kind, Statement(form)) for kind, form in kinds]
+    >>> [one.what.form for one in _in_order(deviations, ("eps", "factor", "a"))]
     ['1', '2', '3']
     """
     left, ordered = [*deviations], list[Deviation | None]()

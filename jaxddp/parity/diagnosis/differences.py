@@ -12,7 +12,7 @@ from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, beyond_excerpts, beyond_local_excerpts, reference_clipping
 from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located
 from jaxddp.parity.compare.layers import first_difference
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.as_differences import CUT_SHORT, as_differences, joined
 from jaxddp.parity.diagnosis.cause_lines import (
     CLIPPED,
@@ -167,8 +167,8 @@ def _trained_alone(evidence: Evidence) -> Ruling | None:
     ]
     if not moved or any(has_gradient for _, has_gradient in moved):
         return None
-    names = listed(sorted({name for name, _ in moved}), joint=", ")
-    one = Deviation("rate_of_some", f"updated in the port alone: {names}", where=names, fix=FREEZE)
+    names = tuple(sorted({name for name, _ in moved}))
+    one = Deviation("rate_of_some", Statement("updated_alone", names=names), where=", ".join(names), fix=FREEZE)
     return Ruling((Hypothesis((one,), 0.0, measured="the updates of all other tensors are equal"),), None)
 
 
@@ -187,9 +187,9 @@ def _restored(evidence: Evidence, searches: InterruptibleSearches) -> Ruling | N
     if not changed:
         return None
     each = [f"{name} from {x:.6g} to {y:.6g}" for name, (x, y) in changed.items()]
-    says = f"restoring after step {at} changes {listed([*changed], joint=', ')}"
+    what = Statement("restoring_changes", step=at, changed=tuple(changed))
     measured = f"jax_restore, which must return the state that it is given, changes {listed(each, joint=', ')}"
-    ruling = Ruling((Hypothesis((Deviation("resume_lost_state", says),), 0.0, measured=measured),), None)
+    ruling = Ruling((Hypothesis((Deviation("resume_lost_state", what),), 0.0, measured=measured),), None)
     return with_function_lines(evidence, searches, ruling, RESTORE)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.evaluation import ALLOWED, Output, compared, not_compared, padded
 from jaxddp.parity.coverage import Aspect
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.cause_lines import with_function_lines
 from jaxddp.parity.diagnosis.differences import NOT_SEARCHED
 from jaxddp.parity.diagnosis.evidence import Evidence
@@ -31,20 +31,17 @@ SEEDS = (0, 1, 2)  # of small changes of torch's weights, which show how an outp
 ROUNDS = 2.0
 NOT_ROUNDING = 1e-3  # residual of such a change from which an output hangs on the last bit, as that of a tie
 # Mode of torch's model that computes what jax does -> words.
-SAYS = {
-    "dropout": "dropout is on in jax's evaluation; in the reference's it is off",
-    "statistics": "BatchNorm takes the batch's statistics in jax's evaluation; the reference takes the running ones",
-    "training": "jax's model is in training mode in its evaluation; the reference's is in evaluation mode",
+MODES = {  # of training, in which a port's model may be evaluated
+    "dropout": Statement("evaluated_with_dropout"),
+    "statistics": Statement("evaluated_with_statistics"),
+    "training": Statement("evaluated_in_training"),
 }
-IN_TORCH = "the reference's model computes in evaluation what jax's computes in training mode"
-UNUSED = "jax's outputs depend on none of the weights that predict is given; those of the reference do"
 FIX = "put the model into evaluation mode in predict, or in the loss where it gets `train`"
 FIX_TORCH = "make torch's functions depend on the module's mode, as F.dropout by `training=self.training`"
 FIX_UNUSED = "compute the outputs with the model that predict is given, not with weights of the file"
 EARLIER = {"samples": "the examples of the run differ", "local_loss": "the loss of the run differs"}
 ALONE = "The losses differ in evaluation mode, residual {number}; this port has no predict, so it decides nothing."
 HANGS = "it changes with the last bit of the weights in float32"
-PADS = "jaxddp.train fills up the last batch with copies of an example, and these change what the others have"
 FIX_PADS = "let each example's output depend only on that example, or return metrics that are means over the batch"
 
 Sides = tuple[Sequence[Evaluated], Sequence[Evaluated]]  # torch's and jax's, batch by batch
@@ -225,7 +222,7 @@ def _difference(
     output, allowed = results[name], evaluations.allowed[name]
     cause = None
     if results is evaluations.filled:
-        cause = PADS, FIX_PADS, f"filled up, {name} has a residual of {output.residual:.2g}"
+        cause = Statement("evaluation_padded"), FIX_PADS, f"filled up, {name} has a residual of {output.residual:.2g}"
     elif causes:
         cause = _cause(evidence, searches, evaluations, name)
     lines = with_function_lines(evidence, searches, None, _functions(name)).lines[0]
@@ -234,8 +231,8 @@ def _difference(
     where = STAGE, 0, name, output.residual, allowed
     if cause is None:
         return Difference(*where, detail=detail, jax=jax, torch=torch, needs="" if causes else NOT_SEARCHED)
-    says, fix, measured = cause
-    known = Cause((Deviation(STAGE, says, fix=fix),), 0.0, measured=measured, jax=jax, torch=torch)
+    what, fix, measured = cause
+    known = Cause((Deviation(STAGE, what, fix=fix),), 0.0, measured=measured, jax=jax, torch=torch)
     return Difference(*where, detail=detail, cause=known)
 
 
@@ -257,18 +254,22 @@ def _functions(name: str) -> Functions:
 
 def _cause(
     evidence: Evidence, searches: InterruptibleSearches, evaluations: Evaluations, name: str
-) -> tuple[str, str, str] | None:
+) -> tuple[Statement, str, str] | None:
     """Return what a difference comes from, what to do, and the proof; None: unknown."""
     jax, workers = evaluations.jax, searches.workers
     if is_output(name) and not jax[0].depends:
-        return UNUSED, FIX_UNUSED, "jax's program reads no parameter"
-    torch = searches.run(lambda: workers.torch.do(_torch_job(evidence, modes=(*SAYS,)))[0], []) or {}
+        return Statement("weights_unused"), FIX_UNUSED, "jax's program reads no parameter"
+    torch = searches.run(lambda: workers.torch.do(_torch_job(evidence, modes=(*MODES,)))[0], []) or {}
     for mode, evaluated in torch.items():
         if (left := _residual(evaluated, jax, name)) <= evaluations.allowed[name]:
-            return SAYS[mode], FIX, f"with torch's model in that mode the residual is {left:.2g}"
+            return MODES[mode], FIX, f"with torch's model in that mode the residual is {left:.2g}"
     training = searches.run(lambda: workers.jax.do(_jax_job(evidence, train=True)), [])
     if training and is_output(name) and (left := _residual(evaluations.torch, training, name)) <= ALLOWED:
-        return IN_TORCH, FIX_TORCH, f"with jax's model in training mode the residual is {left:.2g}"
+        return (
+            Statement("torch_evaluates_in_training"),
+            FIX_TORCH,
+            f"with jax's model in training mode the residual is {left:.2g}",
+        )
     return None
 
 

@@ -14,20 +14,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxddp.parity.catalogue.optimizer import COUNTED
-from jaxddp.parity.deviation import Deviation, Value
+from jaxddp.parity.deviation import Deviation, Statement, Value
 
 MICRO_BATCH, RANK, ALL = "micro_batch", "rank", "global"
-STALE = Deviation("stale_parameters", "gradients at the parameters of the step before")
+STALE = Deviation("stale_parameters", Statement("stale_gradients"))
 # Over each micro-batch.
-SUMMED = Deviation(
-    "loss_scale", f"a sum over {COUNTED}, the reference takes the mean", (Value("sum", "mean", key=COUNTED),)
-)
-# Range of a mean -> the fault of a port that has it in place of the reference's, and the mean in words.
-OVER = {
-    MICRO_BATCH: ("mean_per_micro_batch", "a mean over each micro-batch's elements"),
-    RANK: ("mean_per_rank", "a mean over each rank's elements"),
-    ALL: ("global_mean", "one mean over the elements of all ranks"),
-}
+SUMMED = Deviation("loss_scale", Statement("summed"), (Value("sum", "mean", key=COUNTED),))
+# Range of a mean -> the fault of a port that has it in place of the reference's.
+OVER = {MICRO_BATCH: "mean_per_micro_batch", RANK: "mean_per_rank", ALL: "global_mean"}
 
 
 def over_of(loss_normalization: str) -> str:
@@ -44,20 +38,19 @@ def other_means(reference: str, world_size: int, micro_batches: int) -> Iterator
     distinct = [MICRO_BATCH] * (micro_batches > 1) + [RANK] + [ALL] * (world_size > 1)
     for over in distinct:
         if over != (reference if reference in distinct else RANK):
-            fault, what = OVER[over]
-            yield over, Deviation(fault, f"{what}, the reference has {OVER[reference][1]}")
+            yield over, Deviation(OVER[over], Statement("other_mean", jax=over, torch=reference))
 
 
 def not_divided(micro_batches: int) -> tuple[Deviation, float]:
     """Return micro-batches that are added up, and the factor of the gradients."""
-    says = f"the gradients of {micro_batches} micro-batches are added and not divided"
-    return Deviation("accumulation_not_divided", says), micro_batches
+    what = Statement("micro_batches_added", micro_batches=micro_batches)
+    return Deviation("accumulation_not_divided", what), micro_batches
 
 
 def summed_in_loss(world_size: int) -> tuple[Deviation, float]:
     """Return a loss that is summed over the replicas, and the factor of the local gradients."""
-    says = f"the differentiated loss holds a sum over replicas: local gradients times {world_size}"
-    return Deviation("collective_in_loss", says, (Value(f"{world_size}", "1", is_factor=True),)), world_size
+    what = Statement("summed_in_loss", replicas=world_size)
+    return Deviation("collective_in_loss", what, (Value(f"{world_size}", "1", is_factor=True),)), world_size
 
 
 def weights(over: str, counts: np.ndarray) -> np.ndarray:

@@ -179,10 +179,9 @@ def _job(evidence: Evidence) -> ForwardDiagnosis:
 
 
 def _of_tensors(ruling: Ruling, names: Sequence[str]) -> Ruling:
-    """Add to the words of causes which tensors they are about."""
-    first = names[0].partition(".")[0]
-    where = f" in the update of {first}.*" if len(names) > 1 else f" in the update of {names[0]}"
-    named = ([replace(of, says=f"{of.says}{where}") for of in one.deviations] for one in ruling.named)
+    """Add to what causes say which tensors they are about."""
+    moved = f"{names[0].partition('.')[0]}.*" if len(names) > 1 else names[0]
+    named = ([replace(of, what=of.what.but(moved=moved)) for of in one.deviations] for one in ruling.named)
     both = zip(ruling.named, named, strict=True)
     return replace(ruling, named=tuple(replace(one, deviations=tuple(deviations)) for one, deviations in both))
 

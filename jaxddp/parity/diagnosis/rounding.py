@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from jaxddp.errors import listed
 from jaxddp.parity.compare.numerics import ALLOWED, EPSILON
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Cause, Difference, Numerics
@@ -48,11 +48,9 @@ def _cause(found: RoundedLines, torch: float) -> Cause:
     """Return the cause, at the last of the lines: the one before it may only have made what it cancels."""
     narrow = sorted({dtype for dtype in found.dtypes.values() if dtype != "float32"})
     name = "rounded_to_16_bits" if narrow else "digits_lost"
-    says = (
-        f"values are rounded to {' and '.join(narrow)}" if narrow else "float32 loses digits that the reference keeps"
-    )
+    what = Statement("values_rounded", dtypes=tuple(narrow)) if narrow else Statement("digits_lost")
     *_, last = found.dtypes
     lines = listed([str(line) for line in found.dtypes], SHOWN, ", ")
     distances = f"{found.after:.0e} from those in float64, not {found.before:.0e}; torch's {torch:.0e}"
     measured = f"with {lines} computed in float64, the gradients are {distances}"
-    return Cause.of([Deviation(name, says)], found.after, measured=measured, lines=Lines(last))
+    return Cause.of([Deviation(name, what)], found.after, measured=measured, lines=Lines(last))

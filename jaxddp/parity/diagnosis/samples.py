@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.fingerprints import IDS, Fingerprints, differing_share, differing_shares, identifying, together
 
@@ -43,9 +43,10 @@ def explain_samples(evidence: SampleEvidence) -> Ruling:
     evidence = _identified(evidence)
     hypotheses = [_tried(evidence, *hypothesis) for hypothesis in _expectations(evidence)]
     if lengths := _cut_off(evidence):
-        says = "the examples at the end of an epoch: cut off on one side, filled up on the other"
         measured = f"each replica gets {lengths[0]} examples per epoch in jax and {lengths[1]} in torch"
-        hypotheses.append(Hypothesis((Deviation("padding_or_dropping", says),), 0.0, measured=measured))
+        hypotheses.append(
+            Hypothesis((Deviation("padding_or_dropping", Statement("epoch_cut")),), 0.0, measured=measured)
+        )
     return decide([hypothesis for hypothesis in hypotheses if hypothesis is not None], floor=0.0)
 
 
@@ -61,7 +62,7 @@ def _identified(evidence: SampleEvidence) -> SampleEvidence:
     return replace(evidence, torch=torch, jax=jax)
 
 
-def _tried(evidence: SampleEvidence, fault: str, says: str, expected: Expectation) -> Hypothesis | None:
+def _tried(evidence: SampleEvidence, fault: str, what: Statement, expected: Expectation) -> Hypothesis | None:
     """Return the hypothesis that the differing entries are as expected; None if the fault cannot apply.
 
     A port may draw its masks by the step while its examples come from a sampler, so each entry is judged by itself.
@@ -72,30 +73,30 @@ def _tried(evidence: SampleEvidence, fault: str, says: str, expected: Expectatio
         return (
             None
             if fault in ONE_ENTRY
-            else _hypothesis(evidence, fault, says, expected, _share(evidence, None, expected))
+            else _hypothesis(evidence, fault, what, expected, _share(evidence, None, expected))
         )
     one_of_several = len(differing) == 1 < len(evidence.torch[0])
     if (fault in ONE_ENTRY and len(differing) != 1) or (fault == "same_shard" and one_of_several):
         return None
     unexplained = max((_share(evidence, entry, expected) for entry in differing), default=1.0)
-    which = f' (only the "{differing[0]}")' if one_of_several else ""
-    return _hypothesis(evidence, fault, says + which, expected, unexplained)
+    what = what.but(only=differing[0]) if one_of_several else what
+    return _hypothesis(evidence, fault, what, expected, unexplained)
 
 
 def _hypothesis(
-    evidence: SampleEvidence, fault: str, says: str, expected: Expectation, unexplained: float
+    evidence: SampleEvidence, fault: str, what: Statement, expected: Expectation, unexplained: float
 ) -> Hypothesis:
     steps = sum(expected(step) is not None for step in range(len(evidence.jax)))
     which = f"all {steps}" if steps == len(evidence.jax) else f"{steps} of {len(evidence.jax)}"
     measured = f"the examples of {which} steps are torch's with this fault, by their fingerprints"
-    return Hypothesis((Deviation(fault, says),), unexplained, measured=measured)
+    return Hypothesis((Deviation(fault, what),), unexplained, measured=measured)
 
 
-def _expectations(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectation]]:
-    """Yield (fault, line that describes it, expected examples)."""
+def _expectations(evidence: SampleEvidence) -> Iterator[tuple[str, Statement, Expectation]]:
+    """Yield (fault, what it does, expected examples)."""
     torch, epoch, restored_at = evidence.torch, evidence.steps_per_epoch, evidence.restored_at
     if epoch is not None:
-        yield "set_epoch_missing", "every epoch has the order of the first", lambda step: torch[step % epoch]
+        yield "set_epoch_missing", Statement("first_epochs_order"), lambda step: torch[step % epoch]
     if restored_at is None:  # not known: take the first step whose examples differ
         others = (step for step, examples in enumerate(evidence.jax) if differing_share(torch[step], examples))
         restored_at = next(others, 0)
@@ -108,17 +109,19 @@ def _expectations(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectat
         return {name: np.broadcast_to(ids[:1], ids.shape) for name, ids in torch[step].items()}
 
     if restored_at > beginning:
-        says = f"from step {restored_at + 1} on, the epoch is read from its beginning again"
-        yield "sampler_offset_lost", says, from_the_start
-    yield "same_shard", "every replica gets the examples of replica 0", first_shard
+        yield "sampler_offset_lost", Statement("epoch_begins_again", step=restored_at + 1), from_the_start
+    yield "same_shard", Statement("same_shard"), first_shard
     yield from _other_shards(evidence)
     yield from _neighbours(evidence)
-    yield "same_dropout_mask", "every replica has replica 0's values", first_shard
-    says = "every step has the next step's values: the array was overwritten before it was read"
-    yield "aliased_buffers", says, lambda step: torch[step + 1] if step + 1 < len(torch) else None
+    yield "same_dropout_mask", Statement("same_values"), first_shard
+    yield (
+        "aliased_buffers",
+        Statement("next_steps_values"),
+        lambda step: torch[step + 1] if step + 1 < len(torch) else None,
+    )
 
 
-def _other_shards(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectation]]:
+def _other_shards(evidence: SampleEvidence) -> Iterator[tuple[str, Statement, Expectation]]:
     """Yield examples that are dealt to the replicas block by block: of each global batch, and of the epoch."""
     torch, epoch = evidence.torch, evidence.steps_per_epoch
 
@@ -136,9 +139,9 @@ def _other_shards(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectat
         }
         return {name: _in_blocks(ids)[:, at : at + _size(torch[step])] for name, ids in of_epoch.items()}
 
-    yield "shards_in_blocks", "each replica gets a contiguous part of each global batch", of_batch
+    yield "shards_in_blocks", Statement("shards_in_blocks", of="batch"), of_batch
     if epoch is not None:
-        yield "shards_in_blocks", "each replica gets a contiguous part of the epoch", of_epoch
+        yield "shards_in_blocks", Statement("shards_in_blocks", of="epoch"), of_epoch
 
 
 def _in_blocks(dealt: np.ndarray) -> np.ndarray:
@@ -154,13 +157,12 @@ def _size(batch: Fingerprints) -> int:
     return next(iter(batch.values())).shape[1]
 
 
-def _neighbours(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectation]]:
+def _neighbours(evidence: SampleEvidence) -> Iterator[tuple[str, Statement, Expectation]]:
     """Yield the values of the next or the previous example of the batch, on the replicas that differ."""
     pairs = [*zip(evidence.torch, evidence.jax, strict=True)]
     shares = np.array([differing_shares(*pair) for pair in pairs]).max(axis=0)
     (replicas,) = np.nonzero(shares)
-    who = f"replica{'s' * (len(replicas) > 1)} {', '.join(map(str, replicas))}"
-    where = "" if len(replicas) == len(shares) else f" of {who}"
+    of = () if len(replicas) == len(shares) else tuple(map(int, replicas))
 
     def rolled(by: int, step: int) -> Fingerprints:
         moved = {name: np.roll(ids, by, axis=1) for name, ids in evidence.torch[step].items()}
@@ -168,7 +170,8 @@ def _neighbours(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectatio
         return {name: np.where(chosen, moved[name], ids) for name, ids in evidence.torch[step].items()}
 
     for by, which in ((-1, "next"), (1, "previous")):
-        yield "neighbours_values", f"each example{where} has the {which} one's values", partial(rolled, by)
+        what = Statement("neighbours_values", replicas=of, of=which)
+        yield "neighbours_values", what, partial(rolled, by)
 
 
 def _differing_entries(evidence: SampleEvidence) -> list[str] | None:

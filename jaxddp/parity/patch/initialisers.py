@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from jaxddp.errors import count
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.initialisation import differences
 from jaxddp.parity.compare.initialisers import BIAS, described, fitting_initialiser
@@ -14,7 +15,6 @@ from jaxddp.parity.operations import SourceLine
 from jaxddp.parity.patch.edited_files import EditedFiles
 from jaxddp.parity.patch.edits import with_option
 from jaxddp.parity.patch.optimizers import imports
-from jaxddp.parity.report.numbers import count
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.user_code.file_text import FileText, calls, last_name
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from jaxddp.parity.coverage import ASPECTS
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
-from jaxddp.parity.findings import Cause, Difference, Patch
+from jaxddp.parity.findings import Cause, Difference, Patch, groups
 from jaxddp.parity.operations import SourceLine
 from jaxddp.parity.patch.candidates import candidates
 from jaxddp.parity.patch.edited_files import EditedFiles
 from jaxddp.parity.patch.trials import Trials
 from jaxddp.parity.port.replaced_files import Texts
 from jaxddp.parity.progress import PATCHES
-from jaxddp.parity.report.words import groups
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.user_code.homes import home_of_stage
 

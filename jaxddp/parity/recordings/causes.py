@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxddp.parity.compare.clipping import Clipping
 from jaxddp.parity.compare.residuals import norm
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
     OptimizerEvidence,
     OptimizerStep,
@@ -54,10 +54,7 @@ TORCH_FIXES = {
     "sum_not_mean": "divide by the number of ranks, like DistributedDataParallel and dist.ReduceOp.AVG",
     "averaged_twice": "divide by the number of ranks once; DistributedDataParallel does so by itself",
 }
-EARLY = Deviation(
-    "synchronised_early",
-    "gradients of some micro-batches are not averaged: the ranks' gradients differ, and their mean is right",
-)
+EARLY = Deviation("synchronised_early", Statement("some_not_averaged"))
 
 
 @dataclass(frozen=True)
@@ -236,7 +233,7 @@ def of_torch_reduction(torch: Sequence[RecordedStep], epsilon: float) -> Cause |
         return None
     (deviation,), left = named[0].deviations, named[0].residual
     measured = f"torch's gradients are {worst:.2g} off the mean of its local gradients, and {left:.1g} off this"
-    in_torch = replace(deviation, says=f"in torch, {deviation.says}", fix=TORCH_FIXES[deviation.kind])
+    in_torch = replace(deviation, what=deviation.what.but(side="torch"), fix=TORCH_FIXES[deviation.kind])
     return Cause((in_torch,), left, measured=measured)
 
 
@@ -324,8 +321,6 @@ def _penalties(steps: Sequence[tuple[Tensors, Tensors, float]], floor: float) ->
             for name, x in excess.items()
         )
 
-    side, reference = ("jax", "torch") if factor > 0 else ("torch", "jax")
-    penalty = f"an L2 penalty in {side}'s loss, {abs(factor) / 2:.4g} times the sum of the squared weights"
-    says = f"{side}'s gradients are {reference}'s plus {abs(factor):.4g} times the weights, as of {penalty}"
-    yield Hypothesis((Deviation("penalty_in_loss", says),), left(factor), 1)
+    what = Statement("penalty_in_loss", of="jax" if factor > 0 else "torch", factor=abs(factor))
+    yield Hypothesis((Deviation("penalty_in_loss", what),), left(factor), 1)
     yield Hypothesis((), left(0.0))

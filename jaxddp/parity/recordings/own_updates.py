@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jaxddp.errors import listed
 from jaxddp.parity.compare.judge import Located
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerStep
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.recordings.aligned import total_norm
@@ -54,13 +54,13 @@ def changed_state(run: Recording, numbers: Sequence[int]) -> str:
 def foreign_cause(run: Recording, foreign: Located) -> Cause:
     """Return the cause of updates that are not those of torch's optimizer."""
     kind = run.header["optimizer"]
-    says = f"torch's update at step {foreign.step} is not what its {kind} makes of its gradients and state"
-    if parts := changed_state(run, (foreign.step - 1, foreign.step)):
-        says = f"torch changes its optimizer's state ({parts}) before its update at step {foreign.step}"
+    what = Statement("foreign_update", step=foreign.step, optimizer=kind)
+    if changed := changed_state(run, (foreign.step - 1, foreign.step)):
+        what = Statement("state_changed", step=foreign.step, changed=changed)
     fix = "do the same in jax's program, or leave it out in torch's"
     given = run.steps[foreign.step]["gradients"]
     if apart := [x.other for x in run.summands if x.first == foreign.tensor and {x.first, x.other} <= given.keys()]:
-        says = f"torch moves {', '.join([foreign.tensor, *apart])} by an update each, jax their sum by one"
-        return Cause.of([Deviation(FAULT, says)], 0.0, measured=f"the other update is {foreign.residual:.2g} of all")
+        what = Statement("summands_moved", names=(foreign.tensor, *apart))
+        return Cause.of([Deviation(FAULT, what)], 0.0, measured=f"the other update is {foreign.residual:.2g} of all")
     measured = f"without it, {kind}'s update of {foreign.tensor} would be another: residual {foreign.residual:.2g}"
-    return Cause((Deviation("foreign_update", says, fix=fix),), 0.0, measured=measured)
+    return Cause((Deviation("foreign_update", what, fix=fix),), 0.0, measured=measured)

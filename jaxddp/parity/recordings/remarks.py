@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from jaxddp.errors import listed
+from jaxddp.errors import count, listed
 from jaxddp.parity.compare.clipping import NOT_CLIPPED, Clipping
 from jaxddp.parity.compare.judge import Located
-from jaxddp.parity.deviation import Deviation
-from jaxddp.parity.findings import Cause, Problem
+from jaxddp.parity.deviation import Deviation, Statement
+from jaxddp.parity.findings import STAGE_NAMES, Cause, Problem
 from jaxddp.parity.recorder.excerpt_grid import is_excerpt
 from jaxddp.parity.recordings.aligned import Alignment
 from jaxddp.parity.recordings.judge import MOST_APART, contiguous
@@ -15,8 +15,6 @@ from jaxddp.parity.recordings.names import Twins
 from jaxddp.parity.recordings.outside import OutsideChanges
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import Numbers
-from jaxddp.parity.report.numbers import count
-from jaxddp.parity.report.words import STAGE_NAMES
 
 START_FIX = (
     "save torch's weights as safetensors and convert them for the jax model: jaxddp convert PROGRAM.py "
@@ -121,21 +119,17 @@ def unseen(jax: Sequence[RecordedStep], clipping: Clipping | None) -> list[str]:
 def start_cause(located: Located, worst: Mapping[str, float]) -> Cause:
     """Return the cause of parameters that differ before the first step, with the residuals there."""
     differing = sum(value > located.allowed for value in worst.values())
-    says = f"the runs begin step {located.step} with different parameters, in {differing} of {len(worst)} tensors"
+    what = Statement("runs_begin_apart", step=located.step, differing=differing, tensors=len(worst))
     measured = f"the parameters before step {located.step} differ by {located.residual:.2g} in {located.tensor}"
     fix = START_FIX if located.step == 1 else "record from step 1 on, where both begin with the same weights"
-    return Cause((Deviation("different_start", says, fix=fix),), 0.0, measured=measured)
+    return Cause((Deviation("different_start", what, fix=fix),), 0.0, measured=measured)
 
 
 def outside_cause(outside: OutsideChanges, located: Located) -> Cause:
     """Return the cause of changes outside of the updates that the sides do not share."""
     torch, jax = (sorted(side.get(located.step, {})) for side in (outside.torch, outside.jax))
-    when = f"outside of its optimizer's updates, first after that of step {located.step}"
-    if torch and jax:
-        says = f"both sides change {listed(torch, joint=', ')} {when.replace('its', 'their')}, and not alike"
-    else:
-        side, other, names = ("torch", "jax", torch) if torch else ("jax", "torch", jax)
-        says = f"{side} changes {listed(names, joint=', ')} {when}, and {other} does not"
+    side = "both" if torch and jax else "torch" if torch else "jax"
+    what = Statement("outside_change", by=side, names=tuple(torch or jax), step=located.step)
     fix = "do the same on both sides: a clamp, a reset, an average or a loading of weights"
     measured = f"the changes of {located.tensor} differ by {located.residual:.2g} of its norm"
-    return Cause((Deviation("outside_change", says, fix=fix),), 0.0, measured=measured)
+    return Cause((Deviation("outside_change", what, fix=fix),), 0.0, measured=measured)

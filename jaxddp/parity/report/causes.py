@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 
 from jaxddp.parity.catalogue import EDITS, FAULTS, Fault
-from jaxddp.parity.findings import Cause, Difference, Layer, Patch
+from jaxddp.parity.findings import STAGE_NAMES, Cause, Difference, Layer, Patch
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.report import words
 from jaxddp.parity.report.markup import Html, join, tag, with_code
 from jaxddp.parity.report.numbers import apart, number
+from jaxddp.parity.report.sentences import line, sentence
 from jaxddp.parity.report.tables import scroll_box
 
 PAIR = " + "  # joins the names of two faults that explain a difference together
@@ -47,7 +48,7 @@ def _cause(cause: Cause, lead: str) -> Html:
     items = [
         tag(
             "li",
-            tag("p", lead, with_code(words.said(cause, one.says)), " ", _name(one.kind), class_="says"),
+            tag("p", lead, with_code(words.said(cause, sentence(one))), " ", _name(one.kind), class_="says"),
             [tag("p", with_code(fault.title), class_="known") for fault in _faults(one.kind)],
             tag("p", tag("b", "Fix: "), with_code(one.fix), class_="fix"),
         )
@@ -115,7 +116,7 @@ def _evidence(difference: Difference, causes: Sequence[Cause]) -> Html:
         return join(tag("h3", "Evidence"), tag("p", f"Measured: {cause.measured}."))
     residuals = [("none", difference.residual)]
     if other := cause.runner_up:
-        residuals.append((f"next best: {other[0]}", other[1]))
+        residuals.append((f"next best: {line(other)}", other.residual))
     residuals.append((planted, cause.residual))
     lines = [
         tag(
@@ -176,7 +177,7 @@ def _unexplained(difference: Difference) -> Html:
         return tag("p", f"The cause has no name; {words.SEGMENTS}.")
     text = (
         "Unexplained: no fault that was tried, planted in the reference, reproduces what jax does. "
-        f"Look at the {words.STAGE_NAMES[difference.stage]}"
+        f"Look at the {STAGE_NAMES[difference.stage]}"
         f"{f' of step {difference.step}' if difference.step else ''}"
     )
     tensor = [", in ", tag("code", difference.tensor)] if difference.tensor else []

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from jaxddp.errors import on_one_line
-from jaxddp.parity.findings import ORDER, Cause, Difference, Findings, Patch, Segment
+from jaxddp.errors import count, on_one_line
+from jaxddp.parity.findings import ORDER, STAGE_NAMES, Cause, Difference, Findings, Patch, Segment, groups
 from jaxddp.parity.port.names_block import import_line, names_block, no_twin_line
 from jaxddp.parity.report import words
 from jaxddp.parity.report.coverage_words import (
@@ -18,8 +18,10 @@ from jaxddp.parity.report.coverage_words import (
     sentences,
     without_effect_line,
 )
-from jaxddp.parity.report.numbers import apart, count, number, ratio
-from jaxddp.parity.report.words import STAGE_NAMES, Status
+from jaxddp.parity.report.numbers import apart, number, ratio
+from jaxddp.parity.report.sentences import sentence
+from jaxddp.parity.report.sentences import sentences as sentences_of
+from jaxddp.parity.report.words import Status
 
 LINE = 110  # characters
 LONGEST = 480  # characters; the middle of a longer text is left out
@@ -147,12 +149,12 @@ def _verdict_lines(findings: Findings) -> Iterator[str]:
         yield from map(without_effect_line, findings.without_effect[:MOST_WITHOUT_EFFECT])
         if (rest := len(findings.without_effect) - MOST_WITHOUT_EFFECT) > 0:
             yield f"without effect in this run: {count(rest, 'further operation')} [--report, --json]"
-    groups = words.groups(findings.differences)
-    for group in groups[:MOST_DIFFERENCES]:
+    grouped = groups(findings.differences)
+    for group in grouped[:MOST_DIFFERENCES]:
         yield from _difference_lines(group)
-    for difference in itertools.chain(*groups[MOST_DIFFERENCES:]):
+    for difference in itertools.chain(*grouped[MOST_DIFFERENCES:]):
         unexplained = "the cause was not sought" if difference.needs else "unexplained"
-        why = "; or ".join(difference.cause.says) if difference.cause else unexplained
+        why = "; or ".join(sentences_of(difference.cause)) if difference.cause else unexplained
         yield f"different: {words.where(difference)}: {why}"
     if findings.ended and findings.differences:
         yield f"incomplete: {words.ended(findings)}"
@@ -207,10 +209,10 @@ def _cause_lines(difference: Difference, label: str) -> Iterator[str]:
     assert cause is not None, "the caller has seen it"
     label = label or ("  either " if len(cause.names) > 1 else "  cause  ")
     for index, one in enumerate(cause.deviations):
-        yield f"{'  or     ' if index else label}{words.said(cause, one.says)}  [{one.kind}]"
+        yield f"{'  or     ' if index else label}{words.said(cause, sentence(one))}  [{one.kind}]"
         yield f"  fix    {one.fix}"
     yield from _quotes(cause, "  lines  ")
-    said = " ".join(cause.says)
+    said = " ".join(sentences_of(cause))
     yield from (line for one in difference.segments for line in _code_lines(one, said))
     yield from _patch_lines(difference.patch)
 

@@ -4,11 +4,12 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from jaxddp.errors import listed
+from jaxddp.errors import count, listed
 from jaxddp.parity.coverage import ASPECTS, TRIALS, Aspect, Beyond, Trial, WithoutEffect
-from jaxddp.parity.findings import ORDER, Findings
-from jaxddp.parity.report.numbers import count, number
-from jaxddp.parity.report.words import STAGE_NAMES, said
+from jaxddp.parity.findings import ORDER, STAGE_NAMES, Findings
+from jaxddp.parity.report.numbers import number
+from jaxddp.parity.report.sentences import alternatives
+from jaxddp.parity.report.words import said
 
 MOST_SAYS = 3  # sentences on an aspect
 MOST_REASONS = 3  # of trials that were left out, in a sentence
@@ -53,11 +54,13 @@ def beyond_line(beyond: Beyond, intended: str = "") -> str:
         intended: why the port means to differ in it; "": it does not.
 
     >>> from jaxddp.parity.quote import Quote
-    >>> trial, says = Trial("gradients", "with gradients 1000 times as large"), "clip_by_global_norm(100)"
+    >>> from jaxddp.parity.deviation import Statement
+    >>> trial = Trial("gradients", "with gradients 1000 times as large")
+    >>> clips = Statement("operation_of_one_side", code="clip_by_global_norm(100)", of="jax")
     >>> where = ("update", "0.weight", 0.9, 1e-12)
     >>> print(beyond_line(Beyond(trial, *where)))
     beyond this run, with gradients 1000 times as large: the update differs in 0.weight, residual 0.9
-    >>> line = beyond_line(Beyond(trial, *where, f"{says}; the reference has none", Quote("port.py", 17)))
+    >>> line = beyond_line(Beyond(trial, *where, (clips,), Quote("port.py", 17)))
     >>> print(line.partition("0.9: ")[2])
     clip_by_global_norm(100) at port.py:17; the reference has none
     """
@@ -65,7 +68,7 @@ def beyond_line(beyond: Beyond, intended: str = "") -> str:
     tensor = f" in {beyond.tensor}" if beyond.tensor and beyond.tensor != "loss" else ""
     verb = "differ" if name.endswith("s") and not name.endswith("ss") else "differs"
     residual = "" if math.isnan(beyond.residual) else f", residual {number(beyond.residual)}"
-    why = f": {said(beyond, beyond.says)}" if beyond.says else _lines(beyond)
+    why = f": {said(beyond, alternatives(beyond))}" if beyond.statements else _lines(beyond)
     others = f"; also in {count(len(beyond.others), 'further trial')}" if beyond.others else ""
     why = f"{why}{others}{f' (intended: {intended})' if intended else ''}"
     return f"beyond this run, {beyond.trial.what}: the {name} {verb}{tensor}{residual}{why}"

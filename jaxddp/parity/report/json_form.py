@@ -6,16 +6,29 @@ import math
 import numbers
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from jaxddp.errors import InputError, reason, shortened
-from jaxddp.parity.findings import Cause
+from jaxddp.parity.coverage import Beyond
+from jaxddp.parity.deviation import Deviation, Statement
+from jaxddp.parity.findings import Cause, NextBest
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.report.sentences import SENTENCES, alternatives, line, sentence, sentences
 
 FORMAT = "jaxddp.parity report 9"
 MARK = rb'\[?\{\s*"format": "jaxddp\.parity report '  # of a report, or of a list of them
-# Properties that a reader finds beside the fields of a class.
-DERIVED: dict[type, tuple[str, ...]] = {Cause: ("names", "says", "fixes")}
+# What a reader finds beside the fields of a class: name -> how it is made, and its description.
+DERIVED: dict[type, dict[str, tuple[Callable[[Any], str | tuple[str, ...]], str]]] = {
+    Deviation: {"says": (sentence, "What the port does, with the values, in a line.")},
+    NextBest: {"says": (line, "What the deviations are, in a line.")},
+    Beyond: {"says": (alternatives, 'What one side does, and the other does not, in a line; "": unknown.')},
+    Cause: {
+        "names": (lambda cause: cause.names, "Names in the catalogue, one for each deviation."),
+        "says": (sentences, "One line for each deviation."),
+        "fixes": (lambda cause: cause.fixes, "What the port should do instead, one line for each deviation."),
+    },
+}
 NOT_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no form for these
 
 
@@ -49,10 +62,12 @@ def from_json(text: str) -> Report:
 
 def _encode(value: Any) -> Any:
     """Convert dataclasses, tuples and floats to values that JSON has."""
+    if isinstance(value, Statement):
+        return {"form": value.form, "parts": _encode(dict(value.parts))}
     if dataclasses.is_dataclass(value):
-        kind: type = type(value)
-        names = [*(field.name for field in dataclasses.fields(value)), *DERIVED.get(kind, ())]
-        return {name: _encode(getattr(value, name)) for name in names}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        derived = {name: made(value) for name, (made, _) in DERIVED.get(type(value), {}).items()}
+        return {name: _encode(item) for name, item in (fields | derived).items()}
     if isinstance(value, dict):
         return {key: _encode(item) for key, item in value.items()}
     if isinstance(value, tuple):
@@ -78,6 +93,8 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
     if origin is types.UnionType:
         kept = next(option for option in of if option is not types.NoneType)
         return None if value is None else _decode(kept, value, where)
+    if kind is Statement:
+        return _statement(_expect(dict, value, where), where)
     if dataclasses.is_dataclass(kind):
         return _decode_fields(kind, _expect(dict, value, where), where)
     if origin is dict:
@@ -102,6 +119,22 @@ def _decode_fields(kind: Any, fields: dict[str, Any], where: str) -> Any:
         raise InputError(f"{where}: fields are {', '.join(fields)}; must be {', '.join((*types_of, *derived))}")
     fields = {name: value for name, value in fields.items() if name not in derived}
     return kind(**{name: _decode(types_of[name], value, f"{where}.{name}") for name, value in fields.items()})
+
+
+def _statement(fields: dict[str, Any], where: str) -> Statement:
+    if fields.keys() != {"form", "parts"} or fields["form"] not in SENTENCES:
+        raise InputError(f"{where}: is {shortened(repr(fields))}; must be a form that has a sentence, and its parts")
+    parts = _expect(dict, fields["parts"], f"{where}.parts")
+    return Statement(fields["form"], **{name: _part(part, where) for name, part in parts.items()})
+
+
+def _part(part: Any, where: str) -> Any:
+    """Convert JSON to a part of a statement."""
+    if isinstance(part, list):
+        return tuple(_part(one, where) for one in part)
+    if isinstance(part, dict):
+        return _statement(part, where)
+    return NOT_NUMBERS.get(part, part) if isinstance(part, str) else part
 
 
 def _expect(kind: type, value: Any, where: str) -> Any:

@@ -11,7 +11,8 @@ import types
 import typing
 from typing import Any
 
-from jaxddp.parity.findings import Findings
+from jaxddp.parity.deviation import Statement
+from jaxddp.parity.findings import Cause, Findings
 from jaxddp.parity.report.json_form import DERIVED, FORMAT, NOT_NUMBERS
 
 PLAIN = {str: {"type": "string"}, int: {"type": "integer"}, bool: {"type": "boolean"}}
@@ -34,15 +35,15 @@ def schema() -> dict[str, Any]:
 def _of_class(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a class, and put those of the classes of its fields into `parts`."""
     hints, about = typing.get_type_hints(kind), _described(kind)
+    hints |= {"parts": dict[str, Any]} if kind is Statement else {}
     properties = {
         field.name: _of_type(hints[field.name], parts)
         | ({"description": about[field.name]} if field.name in about else {})
         for field in dataclasses.fields(kind)
     }
-    for name in DERIVED.get(kind, ()):
-        derived = getattr(kind, name)
-        returned = typing.get_type_hints(derived.fget)["return"]
-        properties[name] = _of_type(returned, parts) | {"description": inspect.getdoc(derived)}
+    for name, (_, description) in DERIVED.get(kind, {}).items():
+        made = _of_type(tuple[str, ...] if kind is Cause else str, parts)
+        properties[name] = made | {"description": description}
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
@@ -58,6 +59,8 @@ def _of_type(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
     if origin is tuple:
         entries = [_of_type(one, parts) for one in of]
         return {"type": "array", "prefixItems": entries, "minItems": len(of), "maxItems": len(of)}
+    if kind is Any:  # a part of a statement: a text, a number, a statement, or an array of these
+        return {}
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if kind.__name__ not in parts:
             parts[kind.__name__] = {}  # so that its own fields may refer to it

@@ -34,15 +34,6 @@ def apart(a: float, b: float) -> tuple[str, str]:
     return f"{a:.{digits}g}", f"{b:.{digits}g}"
 
 
-def count(number: int, noun: str) -> str:
-    """Format a number with its noun.
-
-    >>> count(1, "replica"), count(2, "replica")
-    ('1 replica', '2 replicas')
-    """
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def runs(columns: Sequence[tuple[int, int]], most: int = 4) -> str:
     """Format runs (first, last) of channels, at most `most` of them.
 

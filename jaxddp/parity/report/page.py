@@ -8,12 +8,13 @@ import shlex
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
-from jaxddp.parity.findings import ORDER, Findings, Problem
+from jaxddp.errors import count
+from jaxddp.parity.findings import ORDER, STAGE_NAMES, Findings, Problem, groups
 from jaxddp.parity.report import words
 from jaxddp.parity.report.causes import difference_card
 from jaxddp.parity.report.coverage_words import beyond_lines, sentences
 from jaxddp.parity.report.markup import Html, join, tag, with_code
-from jaxddp.parity.report.numbers import count, number
+from jaxddp.parity.report.numbers import number
 from jaxddp.parity.report.pictures import ResidualAxis, draw_residuals
 from jaxddp.parity.report.tables import (
     coverage_section,
@@ -23,7 +24,7 @@ from jaxddp.parity.report.tables import (
     scroll_box,
     tensors_section,
 )
-from jaxddp.parity.report.words import STAGE_NAMES, Status
+from jaxddp.parity.report.words import Status
 
 # Stages in the order of the data flow; the stages of one group are parallel.
 FLOW = (
@@ -92,7 +93,7 @@ def _content(findings: Findings) -> Html:
     return join(
         _header(findings),
         _problems_section([problem for problem in findings.problems if problem.leads]),
-        [difference_card(group) for group in words.groups(findings.differences)],
+        [difference_card(group) for group in groups(findings.differences)],
         _problems_section([problem for problem in findings.problems if not problem.leads]),
         _stages_section(findings),
         coverage_section(findings),

@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from jaxddp.errors import count
 from jaxddp.parity.report.markup import Html, tag
-from jaxddp.parity.report.numbers import count, number
+from jaxddp.parity.report.numbers import number
 
 WIDTH, LEFT, RIGHT = 200.0, 36.0, 192.0  # a plot of residuals; in CSS pixels at width 200, like all lengths here
 TOP, BOTTOM, GAP = 8.0, 92.0, 9.0  # GAP: from the lowest decade to 0, and from the highest to infinity

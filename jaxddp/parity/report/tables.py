@@ -3,14 +3,14 @@
 import math
 from collections.abc import Iterable, Sequence
 
+from jaxddp.errors import count
 from jaxddp.parity.coverage import Trial
-from jaxddp.parity.findings import ORDER, Findings
+from jaxddp.parity.findings import ORDER, STAGE_NAMES, Findings
 from jaxddp.parity.records import relative
 from jaxddp.parity.report.coverage_words import aspects, cells, without_effect_line
 from jaxddp.parity.report.markup import Html, breakable, join, tag
-from jaxddp.parity.report.numbers import count, number, ratio
+from jaxddp.parity.report.numbers import number, ratio
 from jaxddp.parity.report.pictures import ResidualAxis, draw_losses, draw_residuals
-from jaxddp.parity.report.words import STAGE_NAMES
 
 MOST_ROWS = 12  # rows shown; further ones are folded away
 

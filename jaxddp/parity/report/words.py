@@ -6,11 +6,21 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from jaxddp.parity.coverage import ASPECTS, Beyond
-from jaxddp.parity.findings import ORDER, Cause, Difference, Findings, Layer, LeftOut, Patch, StageResult
-from jaxddp.parity.report.numbers import count, number, runs
+from jaxddp.errors import count
+from jaxddp.parity.coverage import Beyond
+from jaxddp.parity.findings import (
+    STAGE_NAMES,
+    Cause,
+    Difference,
+    Findings,
+    Layer,
+    LeftOut,
+    Patch,
+    StageResult,
+)
+from jaxddp.parity.report.numbers import number, runs
+from jaxddp.parity.report.sentences import line, sentences
 
-STAGE_NAMES = {stage: stage.replace("_", " ") for stage in (*ORDER, *ASPECTS)} | {"params": "parameters"}
 HAS = (", the reference has ", "; the reference has ", " in jax, ")  # what precedes it is jax's
 RATE_MENTIONED = 1e-12  # smaller rounding errors of the learning rate are not mentioned
 
@@ -126,12 +136,6 @@ def where(difference: Difference) -> str:
     return f"The {name} {verb}{'' if plural else 's'}{manner}{step}{tensor}"
 
 
-def groups(differences: Sequence[Difference]) -> list[list[Difference]]:
-    """Group consecutive differences at the same place, which differ in their cause only."""
-    grouped = itertools.groupby(differences, lambda d: (d.stage, d.step, d.tensor, d.kind))
-    return [list(group) for _, group in grouped]
-
-
 def _why(difference: Difference) -> str:
     cause, layer = difference.cause, difference.layer
     if difference.not_finite:
@@ -141,9 +145,9 @@ def _why(difference: Difference) -> str:
     if cause is None:
         diverges = f" The forward pass diverges at {layer_name(layer.torch)}." if layer else ""
         return f"; no known fault explains it.{diverges}"
-    if len(cause.says) > 1:
-        return f". This run cannot tell these causes apart: {'; or '.join(cause.says)}."
-    return f": {cause.says[0]}."
+    if len(cause.names) > 1:
+        return f". This run cannot tell these causes apart: {'; or '.join(sentences(cause))}."
+    return f": {sentences(cause)[0]}."
 
 
 def _agreement(findings: Findings) -> str:
@@ -253,10 +257,12 @@ def patched(patch: Patch) -> str:
 def evidence(difference: Difference, causes: Sequence[Cause]) -> str:
     """Describe the residual that one cause, or several together, leave, and that of the next best explanation.
 
-    >>> from jaxddp.parity.deviation import Deviation
-    >>> cause = Cause((Deviation("nesterov", "Nesterov momentum"),), 2e-15, ("dampening", 4e-2))
+    >>> from jaxddp.parity.deviation import Deviation, Statement
+    >>> from jaxddp.parity.findings import NextBest
+    >>> nesterov, other = (Deviation("", Statement("flag", name=name, of="jax")) for name in ("nesterov", "amsgrad"))
+    >>> cause = Cause((nesterov,), 2e-15, NextBest((other,), 4e-2))
     >>> evidence(Difference("update", 1, "fc.weight", 0.5, 1e-12), [cause])
-    'planted in the reference: residual 2e-15; next best: dampening, residual 0.04'
+    'planted in the reference: residual 2e-15; next best: AMSGrad in the port only, residual 0.04'
     >>> alone = Cause(cause.deviations, cause.residual)
     >>> evidence(Difference("update", 1, "fc.weight", 0.01, 1e-12), [alone])
     'planted in the reference: residual 2e-15; without a fault: residual 0.01'
@@ -273,7 +279,7 @@ def evidence(difference: Difference, causes: Sequence[Cause]) -> str:
     if (other := cause.runner_up) is None:
         residual = "not finite" if math.isinf(difference.residual) else f"residual {number(difference.residual, 2)}"
         return f"{text}; without a fault: {residual}"
-    return f"{text}; next best: {other[0]}, residual {number(other[1])}"
+    return f"{text}; next best: {line(other)}, residual {number(other.residual)}"
 
 
 MOST_OPERATIONS = 6  # of one side of a segment that are listed

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TypeVar
 
 from jaxddp.parity.coverage import Beyond, Trial, WithoutEffect
+from jaxddp.parity.deviation import Statement
 from jaxddp.parity.diagnosis.cause_lines import SCHEDULE
 from jaxddp.parity.diagnosis.differences import find_differences
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
@@ -90,7 +91,7 @@ class BeyondRun:
 
     def _of_sizes(self, tried: Sequence[Tried]) -> Iterator[Beyond]:
         """Yield what differs with other sizes, once for each number of the port that explains it."""
-        by_number: dict[str, Beyond] = {}
+        by_number: dict[Statement, Beyond] = {}
         for one in (one for one in tried if one.differing):
             beyond = _beyond(one, next(iter(one.differing)), None, ())
             number = self._run_alone(partial(counted, self._runs, self._searches.workers, one))
@@ -99,7 +100,7 @@ class BeyondRun:
             elif (first := by_number.get(number[0])) is not None:
                 by_number[number[0]] = replace(first, others=(*first.others, one.trial))
             else:
-                by_number[number[0]] = replace(beyond, says=number[0], jax=number[1])
+                by_number[number[0]] = replace(beyond, statements=number[:1], jax=number[1])
         yield from by_number.values()
 
     def _run_alone(self, search: Callable[[], T]) -> T | None:
@@ -117,12 +118,12 @@ def _beyond(tried: Tried, stage: str, difference: Difference | None, others: tup
     if cause is None or {*cause.names} & {*SCHEDULE}:
         lines = difference if cause is None else cause
         return replace(beyond, jax=lines.jax, torch=lines.torch)
-    return replace(beyond, says="; or ".join(cause.says), jax=cause.jax, torch=cause.torch)
+    return replace(beyond, statements=tuple(one.what for one in cause.deviations), jax=cause.jax, torch=cause.torch)
 
 
 def with_idle_operations(beyond: Sequence[Beyond], idle: Sequence[WithoutEffect]) -> tuple[Beyond, ...]:
     """Name, for a difference that nothing explains, the only operation of its part that had no effect in the run."""
-    return tuple(one if one.says or one.trial.kind == "replicas" else _with_idle(one, idle) for one in beyond)
+    return tuple(one if one.statements or one.trial.kind == "replicas" else _with_idle(one, idle) for one in beyond)
 
 
 def _with_idle(beyond: Beyond, idle: Sequence[WithoutEffect]) -> Beyond:
@@ -132,8 +133,8 @@ def _with_idle(beyond: Beyond, idle: Sequence[WithoutEffect]) -> Beyond:
         return beyond
     (operation,) = fitting
     jax, torch = (operation.line if operation.side == side else None for side in ("jax", "torch"))
-    lacking = "the reference has none" if operation.side == "jax" else "only in the reference"
-    return replace(beyond, says=f"{operation.operation}; {lacking}", jax=jax, torch=torch)
+    what = Statement("operation_of_one_side", code=operation.operation, of=operation.side)
+    return replace(beyond, statements=(what,), jax=jax, torch=torch)
 
 
 def of_model(steps: int) -> list[Variant]:

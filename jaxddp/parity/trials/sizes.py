@@ -11,6 +11,7 @@ from jaxddp.errors import InputError
 from jaxddp.parity.compare.judge import judge
 from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.coverage import Trial
+from jaxddp.parity.deviation import Statement
 from jaxddp.parity.jax_side.child import Forced, jax_records
 from jaxddp.parity.jax_side.number_lines import NumberLines
 from jaxddp.parity.jax_side.twins import FindDraws
@@ -105,8 +106,8 @@ class SizeTrials(TrialRuns):
         return replace(source, draws=paired(of_torch, of_jax))
 
 
-def counted(runs: Runs, workers: Workers, tried: Tried) -> tuple[str, Quote | None] | None:
-    """Return the number of the port that counts examples or replicas of the run, in words, and its line.
+def counted(runs: Runs, workers: Workers, tried: Tried) -> tuple[Statement, Quote | None] | None:
+    """Return the number of the port that counts examples or replicas of the run, and its line.
 
     It counts what the trial has in another number, if jax's values are torch's times the ratio of both numbers.
 
@@ -123,7 +124,7 @@ def counted(runs: Runs, workers: Workers, tried: Tried) -> tuple[str, Quote | No
     number = next(iter(lines), None)
     if number is None:
         return None
-    return f"{number:g} counts {fits[number]} of this run", Quote.of(lines[number])
+    return Statement("number_of_run", number=number, counts=fits[number]), Quote.of(lines[number])
 
 
 def _is_near(x: float, y: float) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from jaxddp.parity.catalogue import FAULTS, TorchOptimizer
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from tests.support.checks import STEPS
 from tests.support.small_port import Change, own_optimizers
 
@@ -64,7 +64,7 @@ class Fix:
     @property
     def text(self) -> str:
         """Fix of the fault in a run of the port."""
-        return FAULTS[self.fault].fix_for(Deviation(self.fault, "", detail=self.detail), self._optimizer())
+        return FAULTS[self.fault].fix_for(Deviation(self.fault, Statement(""), detail=self.detail), self._optimizer())
 
     def _optimizer(self) -> TorchOptimizer:
         """Make the port's torch optimizer, for a matrix and a bias."""

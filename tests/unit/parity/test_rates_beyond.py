@@ -26,6 +26,7 @@ from jaxddp.parity.coverage import Trial
 from jaxddp.parity.port import Port
 from jaxddp.parity.rate_curves import UPDATE, RatesComparison
 from jaxddp.parity.report.coverage_words import beyond_line
+from jaxddp.parity.report.sentences import sentence, sentences
 from jaxddp.parity.torch_side.rates import ReadTorchRates
 from torch_ref.distributed import World
 
@@ -220,7 +221,7 @@ def test_each_group_has_its_own_rate(step: int) -> None:
     assert (within is None) == (step == 70)
     if within is not None:
         says = "the learning rate of bias differs first at step 70: 0.001 in torch, 0.01 in jax"
-        assert within.says(several=True) == says
+        assert sentence(within.statement(several=True)) == says
 
 
 @pytest.mark.parametrize("every", [10, 11])
@@ -355,7 +356,7 @@ def test_a_difference_has_values_and_the_line_of_the_scheduler() -> None:
     assert (difference.stage, difference.step, aspect.verdict) == ("rates", 500, "differs")
     assert difference.cause is not None and difference.cause.torch is not None
     assert "MultiStepLR(o, [500])" in difference.cause.torch.itself
-    assert difference.cause.says == ("the learning rate differs first at step 500: 0.01 in torch, 0.1 in jax",)
+    assert sentences(difference.cause) == ("the learning rate differs first at step 500: 0.01 in torch, 0.1 in jax",)
 
 
 def test_a_rate_beyond_the_schedule_is_one_line() -> None:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from jaxddp.parity.deviation import Statement
 from jaxddp.parity.diagnosis.forced.describe import text_of
 from jaxddp.parity.diagnosis.forced.expressions import CONSTANT, Expressions
 from jaxddp.parity.diagnosis.forced.forced_values import (
@@ -16,7 +17,7 @@ from jaxddp.parity.diagnosis.forced.forced_values import (
     with_names,
 )
 from jaxddp.parity.diagnosis.forced.hits import Segment
-from jaxddp.parity.diagnosis.forced.labels import FLOOR, Changes, Edits, is_alike, labelled, labelled_pair, of_any_layer
+from jaxddp.parity.diagnosis.forced.labels import FLOOR, Changes, Edits, is_alike, labelled, labelled_pair
 from jaxddp.parity.diagnosis.forced.lines import lines_of_name
 from jaxddp.parity.diagnosis.forced.locate import Location, places_of
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
@@ -34,7 +35,6 @@ MAY_COLLAPSE = ("factor", "addend", "other_operand", "call_added", "number")  # 
 OTHER_VALUES = "other_values"  # fault of a batch
 REDUCTION = "other_expression"  # fault of a mean or sum over other elements, see `substitutes`
 MOST_NAMES = 3  # of a segment, if a run cannot tell them apart
-LONGEST = 240  # characters of what both sides compute, if it stands in place of a name
 MOST_CALLS = 8  # of torch, in a segment that may have two faults
 MOST_SAID = 24  # of torch, in a segment that is named by what both sides compute
 
@@ -46,7 +46,7 @@ class LocatedFault:
     Attributes:
         names: edits of the reference that do the same, each with all of its places; (): none was found.
         kind: name in the catalogue of what it is without an edit.
-        says: what both sides compute; "": too much to be said in a line.
+        what: what both sides compute; None: too much to be said in a line.
         text: its operations.
         call: the first call that has the fault; None: unknown.
         place: its segments at the first place.
@@ -54,7 +54,7 @@ class LocatedFault:
 
     names: tuple[CallEdit, ...]
     kind: str
-    says: str
+    what: Statement | None
     text: SegmentText
     call: Call | None = None
     place: "Place" = field(default_factory=list)
@@ -120,9 +120,9 @@ class Naming:
                 known = units[-1].names if known is None else known
         alike: dict[object, list[LocatedFault]] = defaultdict(list)
         for fault in self._combined([*self._uncovered(units)]):
-            words = tuple(of_any_layer(one.change.what) for one in fault.names)
+            whats = tuple(one.change.what.of_any_layer for one in fault.names)
             text = fault.text
-            alike[(text.lines.torch, words) if words else (text.lines, text.jax, text.torch)].append(fault)
+            alike[(text.lines.torch, whats) if whats else (text.lines, text.jax, text.torch)].append(fault)
         of_lines: dict[object, list[LocatedFault]] = defaultdict(list)
         for k, fault in enumerate(map(self._merged, alike.values())):
             is_said = not fault.names and any(fault.text.code)  # as a function, whatever is computed in it
@@ -142,9 +142,9 @@ class Naming:
 
     def _fault(self, place: Place, known: Sequence[CallEdit] | None = None) -> LocatedFault:
         """Return the fault of a place; `known`: its names in another place."""
-        kind, says, code = self._in_words(place)
+        kind, what, code = self._described(place)
         text = replace(text_of(self._location, place), code=code)
-        return self._named(LocatedFault((), kind, says, text, None, place), tuple(self._names(place, known)))
+        return self._named(LocatedFault((), kind, what, text, None, place), tuple(self._names(place, known)))
 
     def _split(self, fault: LocatedFault) -> list[LocatedFault]:
         """Return a fault without a name as two that have one, if the segment of two calls or more has two."""
@@ -205,8 +205,8 @@ class Naming:
             return both if both and any(name.change.fault == REDUCTION for name in both.names) else None
         if self._expressions.is_chain(place):
             both = self._fault(place)
-            return both if both.names or both.says else None
-        is_moved = not second.says and not second.text.torch and first.text.torch and not first.text.jax
+            return both if both.names or both.what else None
+        is_moved = not second.what and not second.text.torch and first.text.torch and not first.text.jax
         moved = labelled(self._location, place, self._values, self._edits, fault="call_moved") if is_moved else []
         return self._fault(place, moved[:1]) if moved else None
 
@@ -266,33 +266,28 @@ class Naming:
         named = next((patch for patch in patches_of(everywhere) if patch.sites == sites), None)
         return named and replace(named, value=first.value, given=first.given, changes=changes)
 
-    def _in_words(self, place: Place) -> tuple[str, str, tuple[str, str]]:
-        """Return the kind of a fault, and what both sides compute at a place, as a sentence and as code of each side.
+    def _described(self, place: Place) -> tuple[str, Statement | None, tuple[str, str]]:
+        """Return the kind of a fault, and what both sides compute at a place, as a statement and as code of each side.
 
-        They are empty if they are long, or not known.
+        There is none if it is long, or not known.
         """
         torch, jax = self._location.torch, self._location.jax
         t, j = torch[place[-1].ends[0]], jax[place[-1].ends[1]]
         is_argument = len(place) == 1 and t.call == j.call == ARGUMENT
         if is_argument and t.moments is not None and j.moments is not None and not are_near(t.moments, j.moments):
-            return OTHER_VALUES, f"{t.name} of the batch has other values", ("", "")
+            return OTHER_VALUES, Statement("other_values", entry=t.name), ("", "")
         calls = {torch[k].call for one in place for k in one.torch}
         operations = {jax[k].call for one in place for k in one.jax}
         is_known = self._is_certain and not any(one.edits and one.order is None for one in place)
         short = is_known and len(calls) <= MOST_SAID and len(operations) <= MOST_OPERATIONS
-        for longest in (LONGEST, 0) if short else ():
-            says, code = self._expressions.sentence(place, longest), self._expressions.sides(place, longest)
-            if 0 < len(says) <= LONGEST:
-                break
-        else:
-            says, code = "", ("", "")
+        what, code = self._expressions.statement(place) if short else (None, ("", ""))
         is_added = any(one.jax for one in place) or j.name == CONSTANT  # which takes the place of calls
-        kind, lead = "other_expression", ""
+        kind, by = "other_expression", ""
         if calls and not is_added:
-            kind, lead = "call_left_out" if len(calls) == 1 else "calls_left_out", "left out: "
+            kind, by = "call_left_out" if len(calls) == 1 else "calls_left_out", "left_out"
         elif not calls:
-            kind, lead = ("call_added", "added: ") if is_added else ("other_operand", "")
-        return kind, f"{lead}{says}" if says else "", code
+            kind, by = ("call_added", "added") if is_added else ("other_operand", "")
+        return kind, what and what.but(by=by), code
 
 
 def _different(faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from jaxddp.parity.deviation import Statement
 from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.diagnosis.forward.calls import parameters_of
@@ -40,6 +41,7 @@ SHORT = 2  # letters of a variable that says less than a layer, such as x and h2
 MOST_BETWEEN = 3  # values between two segments that are written as one
 MOST_NUMBERS = 4  # of a constant that is written as a list
 LONGEST = 160  # characters of one side
+LONGEST_STATEMENT = 240  # characters of what both sides compute, with the words between
 MOST_OF_CALL = 60  # characters of one side, if the other has nothing there
 
 
@@ -75,17 +77,20 @@ class Expressions:
         module = self._module(place)
         return (jax.replace(f"{module}.", ""), torch.replace(f"{module}.", "")) if module else (jax, torch)
 
-    def sentence(self, place: Sequence[Segment], longest: int = LONGEST) -> str:
-        """Return what both sides compute in the segments of a place, and for which call; "": too long. See `sides`."""
-        jax, torch = self.sides(place, longest)
-        if not (jax and torch):
-            return ""
-        says = f"{jax} instead of {torch}" if jax != torch else f"{torch} with its values in another order"
-        if place[-1].call == ARGUMENT:
-            return says
-        module = self._module(place)
-        after = f"{self._loss.calls[place[-1].call].words}{f' of {module}' if module else ''}"
-        return f"{says}, in {after}"
+    def statement(self, place: Sequence[Segment]) -> tuple[Statement | None, tuple[str, str]]:
+        """Return what both sides compute in the segments of a place, and for which call, and the code of each side.
+
+        None: it is too long, also with a function's name in place of what it computes.
+        """
+        call = "" if place[-1].call == ARGUMENT else self._loss.calls[place[-1].call].words
+        for longest in (LONGEST, 0):
+            jax, torch = self.sides(place, longest)
+            module = self._module(place)
+            length = len(torch) + (len(jax) + 12 if jax != torch else 33)
+            length += (len(call) + 5) * bool(call) + (len(module) + 4) * bool(module)
+            if jax and torch and length <= LONGEST_STATEMENT:
+                return Statement("expressions", jax=jax, torch=torch, call=call, module=module, by=""), (jax, torch)
+        return None, ("", "")
 
     def _module(self, place: Sequence[Segment]) -> str:
         """Return the module that makes the next call."""

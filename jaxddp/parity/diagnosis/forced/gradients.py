@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from jaxddp.parity.deviation import Statement
 from jaxddp.parity.diagnosis.forced.align import PortValues, Twin
 from jaxddp.parity.diagnosis.forced.causes import MOST_NAMES, LocatedFault
 from jaxddp.parity.diagnosis.forced.labels import Edits
@@ -107,7 +108,7 @@ class GradientSearch:
         self._planted = self._planted_with(edits[0])
         fault, number = edits[0].change.fault, self._numbers(edits[0])[-1]
         text = self._text(origin, number, fault)
-        self.faults.append(LocatedFault((*edits,), fault, edits[0].says, text, self._loss.calls[number]))
+        self.faults.append(LocatedFault((*edits,), fault, edits[0].statements[0], text, self._loss.calls[number]))
 
     def _force(self, origin: int, consumer: int) -> bool:
         """Force the cotangent of a value; return whether fewer differ then."""
@@ -119,8 +120,8 @@ class GradientSearch:
         left, self._forced = min(tried, key=lambda one: len(one[0]))
         is_better, self.region = len(left) < len(self.region), left
         name = self._loss.variables.get(origin) or self._torch[origin].name
-        says = f"another gradient of {name}, from {self._loss.calls[consumer].words}"
-        self.faults.append(LocatedFault((), "other_gradient", says, self._text(origin, consumer, "")))
+        what = Statement("other_gradient", of=name, call=self._loss.calls[consumer].words)
+        self.faults.append(LocatedFault((), "other_gradient", what, self._text(origin, consumer, "")))
         return is_better
 
     def _touches(self, edit: CallEdit, numbers: Sequence[int]) -> bool:

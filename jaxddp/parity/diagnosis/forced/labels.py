@@ -1,13 +1,13 @@
 """Names for segments: faults of their calls with which these compute what the port does, on all inputs."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from jaxddp.parity.catalogue import FAULTS
+from jaxddp.parity.deviation import Statement
 from jaxddp.parity.diagnosis.forced.expressions import SHORT
 from jaxddp.parity.diagnosis.forced.forced_values import ForcedValues
 from jaxddp.parity.diagnosis.forced.hits import Segment
@@ -15,8 +15,8 @@ from jaxddp.parity.diagnosis.forced.lines import LEFT_OUT
 from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.diagnosis.forced.torch_graph import WRITTEN, TorchGraph
 from jaxddp.parity.diagnosis.forced.trials import RANKS, SegmentSubject
-from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
-from jaxddp.parity.diagnosis.forward.candidates import LOOSE, edits_of_inputs, in_words, with_numbers
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change, Name
+from jaxddp.parity.diagnosis.forward.candidates import LOOSE, edits_of_inputs, names_of_all, with_numbers
 from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments
 from jaxddp.parity.diagnosis.forward.reading import MOST_NUMBERS, NO_TRACE
 from jaxddp.parity.diagnosis.forward.rewiring import (
@@ -49,7 +49,6 @@ TRIALS = 4000  # of a segment
 MOST_CALLS = 12  # of a segment that gets a name
 MOST_PAIRS = 8  # of the port's numbers that are tried two at a time
 ADDED_TO = ("call_added", "factor", "addend")
-LAYERS = re.compile(r"\b[A-Za-z_]\w*(?:\.\w+)+")  # names such as blocks.0.norm
 Changes = Callable[[Call], Iterable[Change]]
 
 
@@ -70,9 +69,9 @@ class Edits:
     catalogue: Changes = lambda call: ()
 
     @cached_property
-    def words(self) -> dict[int, str]:
+    def names_of_all(self) -> dict[int, Name]:
         """Return what each tensor is: a parameter, the user's variable, or the result of a call."""
-        return in_words(self.loss.calls, {**self.variables, **self.names})
+        return names_of_all(self.loss.calls, {**self.variables, **self.names})
 
     @cached_property
     def variables(self) -> dict[int, str]:
@@ -83,14 +82,14 @@ class Edits:
     def of_call(self, number: int, numbers: Sequence[float]) -> Iterator[CallEdit]:
         """Yield faults of a call's own arguments and function, numbers only as the port has them."""
         call = self.loss.calls[number]
-        orders = ((call, change) for change in reordered(call, self.words))
+        orders = ((call, change) for change in reordered(call, self.names_of_all))
         edits = with_numbers(map(single, (*self._own(number), *orders)), likely(numbers))
         yield from (edit for edit in edits if edit.reference is None)
 
     def of_operands(self, number: int) -> Iterator[CallEdit]:
         """Yield a call left out, or an operand of it."""
         call = self.loss.calls[number]
-        yield from map(single, ((call, one) for one in (*left_out(call), *operands_left_out(call, self.words))))
+        yield from map(single, ((call, one) for one in (*left_out(call), *operands_left_out(call, self.names_of_all))))
 
     def of_order(self, number: int) -> Iterator[CallEdit]:
         """Yield a call made after one that uses its result, instead of before."""
@@ -98,18 +97,18 @@ class Edits:
         users = {calls[graph[k].call].site for output in graph.outputs[number] for k in graph.users[output]}
         changes = [change for change in moved(calls, number) if users.issuperset(change.also)]
         yield from map(
-            single, [*((calls[number], change) for change in changes), *exchanged(calls, number, self.words)]
+            single, [*((calls[number], change) for change in changes), *exchanged(calls, number, self.names_of_all)]
         )
 
     def of_inputs(self) -> Iterator[CallEdit]:
         """Yield faults of how entries of the batch are taken, and of the direction of recurrent layers."""
         calls = self.loss.calls
-        yield from edits_of_inputs(calls, self.words, self.inputs)
+        yield from edits_of_inputs(calls, self.names_of_all, self.inputs)
         yield from patches_of((call, one) for call in calls for one in left_out(call) if one.setting)
 
     def of_gradients(self) -> Iterator[CallEdit]:
         """Yield faults of the gradients that calls pass on."""
-        changes = [(call, change) for call in self.loss.calls for change in edits_of_gradients(call, self.words)]
+        changes = [(call, change) for call in self.loss.calls for change in edits_of_gradients(call, self.names_of_all)]
         passed = [one for one in changes if one[1].fault == "gradient_not_stopped"]
         yield from patches_of(passed)  # several states may be detached together
         for one in changes:
@@ -127,11 +126,11 @@ class Edits:
                 continue
             before = {graph[i].call for i in graph.before(k, range(k + 1))} & block
             on_line = {number for number in before if calls[number].line == node.line}
-            for chosen, where in ((before, ""), (on_line, " on its line")):
-                if where == "" or chosen != before:
+            for chosen, on_its_line in ((before, False), (on_line, True)):
+                if not on_its_line or chosen != before:
                     sites = tuple(calls[number].site for number in sorted(chosen))
-                    words = self.words.get(id(calls[node.call].result), node.name)
-                    what = f"the gradient is not stopped{where} at {words}, though torch has no_grad"
+                    at = self.names_of_all.get(id(calls[node.call].result), node.name)
+                    what = Statement("gradient_passes_no_grad", at=at, on_line=on_its_line)
                     change = Change("gradient_not_stopped", what, with_gradient, tier=3, also=sites)
                     yield calls[min(chosen)], change
 
@@ -158,10 +157,10 @@ class Edits:
         yield from (one for n in inside for one in self._own(n))
         inside = [n for n in inside if not is_update(calls[n])]
         yield from ((calls[n], one) for n in inside for one in numbers_together(calls[n], numbers[:MOST_PAIRS]))
-        connections = edits_of_connections(calls, inside, primitives, self.words, self.variables)
+        connections = edits_of_connections(calls, inside, primitives, self.names_of_all, self.variables)
         yield from ((call, change) for call, change in connections if not change.setting)  # those are of two calls
-        yield from chains_left_out(calls, inside, self.words)
-        yield from ((calls[n], change) for n in inside for change in substitutes(calls, n, self.words))
+        yield from chains_left_out(calls, inside, self.names_of_all)
+        yield from ((calls[n], change) for n in inside for change in substitutes(calls, n, self.names_of_all))
 
     def _own(self, number: int) -> Iterator[tuple[Call, Change]]:
         call = self.loss.calls[number]
@@ -169,7 +168,7 @@ class Edits:
             yield from updates_too_late([call])
         elif call.name != WRITTEN:
             yield from ((call, change) for change in self.catalogue(call))
-            yield from ((call, change) for change in edits_of_arguments(call, self.words))
+            yield from ((call, change) for change in edits_of_arguments(call, self.names_of_all))
 
 
 def single(of: tuple[Call, Change]) -> CallEdit:
@@ -213,7 +212,7 @@ def labelled(
         return []
     fitting = [one for one in found if one.residual <= FLOOR and one.plausible and not one.idle]
     edits_found = [edit for one in fitting for edit in one.items if isinstance(edit, CallEdit)]
-    edited = {(edit.says, *edit.sites): edit for edit in sorted(edits_found, key=lambda edit: edit.given)}
+    edited = {(edit.statements, *edit.sites): edit for edit in sorted(edits_found, key=lambda edit: edit.given)}
     edited = {key: edit for key, edit in edited.items() if edit.value is None or math.isfinite(edit.value)} or edited
     counted = Counter((edit.change.what, *edit.sites) for edit in edited.values())
     # If several numbers do the same, none of them is likely to be what was written.
@@ -305,14 +304,5 @@ def _rank(edit: CallEdit) -> tuple[int, bool]:
 
 def is_alike(one: CallEdit, other: CallEdit) -> bool:
     """Return whether two faults are the same in different places."""
-    first, second = ((x.change.fault, x.value, of_any_layer(x.change.group or x.change.what)) for x in (one, other))
+    first, second = ((x.change.fault, x.value, (x.change.group or x.change.what).of_any_layer) for x in (one, other))
     return first == second
-
-
-def of_any_layer(words: str) -> str:
-    """Return words in which the numbers of layers are left out.
-
-    >>> of_any_layer("blocks.0.norm.weight left out of mul"), of_any_layer("axis 1 instead of 0.5")
-    ('blocks.*.norm.weight left out of mul', 'axis 1 instead of 0.5')
-    """
-    return LAYERS.sub(lambda name: re.sub(r"\.\d+", ".*", name[0]), words)

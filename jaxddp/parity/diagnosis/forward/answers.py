@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from jaxddp.parity.deviation import Value
+from jaxddp.parity.deviation import Statement, Value
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site
 
 
@@ -64,7 +64,7 @@ def instead(function: Callable[..., Any], given: Callable[[Call], tuple[Any, Any
     return answer
 
 
-def multiplied(fault: str, what: str, key: int | str, tier: int = 0) -> Change:
+def multiplied(fault: str, what: Statement, key: int | str, tier: int = 0) -> Change:
     """Return the change that multiplies an argument by a number, of any sign."""
     times = with_value(key, operator.mul)
     return Change(fault, what, times, 1.0, 2.0, least=-float("inf"), tier=tier, values=(Value(is_factor=True),))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.forward.call_changes import batch_norm_sync, biased_variance, momentum
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit
 from jaxddp.parity.diagnosis.forward.fault_lines import lines_of_items
@@ -33,10 +33,8 @@ class KeptBuffers(Scaling):
         return isinstance(other, KeptBuffers)
 
 
-LOCAL = "each replica keeps its own buffers, the reference those of rank 0"
-AVERAGED = "the buffers are the mean over the replicas, the reference keeps rank 0's"
-OWN = KeptBuffers(known=(Deviation("buffers_local", LOCAL),), mean=False)
-MEAN = KeptBuffers(known=(Deviation("buffers_averaged", AVERAGED),), mean=True)
+OWN = KeptBuffers(known=(Deviation("buffers_local", Statement("buffers_local")),), mean=False)
+MEAN = KeptBuffers(known=(Deviation("buffers_averaged", Statement("buffers_averaged")),), mean=True)
 
 
 def explain_buffers(evidence: ModelEvidence, known: Sequence[Item] = ()) -> Ruling:

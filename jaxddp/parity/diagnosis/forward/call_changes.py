@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from jaxddp.config.choices import IGNORE_INDEX
 from jaxddp.parity.catalogue.model import BY_ERF, BY_HAND, UPDATES
-from jaxddp.parity.deviation import Value, as_code
+from jaxddp.parity.deviation import Statement, Value, as_code, rounded
 from jaxddp.parity.diagnosis.forward.answers import (
     argument,
     instead,
@@ -51,8 +51,8 @@ def gelu(call: Call) -> Iterator[Change]:
     if call.name == "gelu":
         is_tanh = call.get("approximate") == "tanh"
         answer = with_options(approximate="none" if is_tanh else "tanh")
-        what, detail = ("GELU by erf", BY_ERF) if is_tanh else ("GELU by tanh", "")
-        yield Change("gelu_approximation", what, answer, detail=detail)
+        what = Statement("gelu", by="erf" if is_tanh else "tanh")
+        yield Change("gelu_approximation", what, answer, detail=BY_ERF if is_tanh else "")
 
 
 def norm_epsilon(call: Call) -> Iterator[Change]:
@@ -60,19 +60,19 @@ def norm_epsilon(call: Call) -> Iterator[Change]:
     if call.name in NORMS:
         default = torch.finfo(call.get("input").dtype).eps if call.name == "rms_norm" else 1e-5
         eps = call.get("eps")
-        what, reference = NORMS[call.name], float(default if eps is None else eps)
-        yield _epsilon(f"{what} eps", reference, "eps", Value(call=call.name, key="eps"))
+        what, reference = Statement("norm_epsilon", norm=NORMS[call.name]), float(default if eps is None else eps)
+        yield _epsilon(what, reference, "eps", Value(call=call.name, key="eps"))
     elif call.name in ADDITIONS and len(call.args) > 1 and any(map(_is_root, call.into)):
         added = call.args[1]
         if isinstance(added, float) and 0 < added <= SMALL:
-            yield _epsilon("under a root, eps", added, 1, Value(call=call.name), BY_HAND)
+            yield _epsilon(Statement("epsilon_under_root"), added, 1, Value(call=call.name), BY_HAND)
 
 
 def _is_root(call: Call) -> bool:
     return call.name in ("sqrt", "rsqrt") or (call.name == "pow" and call.args[1] in (0.5, -0.5))
 
 
-def _epsilon(what: str, reference: float, key: int | str, value: Value, detail: str = "") -> Change:
+def _epsilon(what: Statement, reference: float, key: int | str, value: Value, detail: str = "") -> Change:
     start = 1e-6 if reference != 1e-6 else 1e-5
     return Change("norm_epsilon", what, with_value(key), reference, start, values=(value,), detail=detail)
 
@@ -92,7 +92,7 @@ def label_smoothing(call: Call) -> Iterator[Change]:
     if call.name in ("cross_entropy", "nll_loss"):
         reference = call.get("label_smoothing", 0.0) if call.name == "cross_entropy" else 0.0
         start, values = 0.0 if reference else 0.1, (Value(call=call.name, key="label_smoothing"),)
-        yield Change("label_smoothing", "label smoothing", answer, reference, start, values=values)
+        yield Change("label_smoothing", Statement("label_smoothing"), answer, reference, start, values=values)
 
 
 def ignore_index(call: Call) -> Iterator[Change]:
@@ -116,9 +116,9 @@ def ignore_index(call: Call) -> Iterator[Change]:
         return proceed(call.but(ignore_index=IGNORE_INDEX))
 
     fault = partial(Change, "ignore_index", counts=counts, detail=f"{index}")
-    yield fault(f"labels of {index} count in the mean", counted)
+    yield fault(Statement("labels_counted", index=index), counted)
     if index != IGNORE_INDEX:
-        yield fault(f"labels of {index} are not ignored", not_ignored)
+        yield fault(Statement("labels_not_ignored", index=index), not_ignored)
 
 
 def weights_not_counted(call: Call) -> Iterator[Change]:
@@ -131,14 +131,13 @@ def weights_not_counted(call: Call) -> Iterator[Change]:
 
     by_label = call.name in ("cross_entropy", "nll_loss") and not call.get("target").is_floating_point()
     if by_label and call.get("weight") is not None and call.get("reduction", "mean") == "mean":
-        what = f"{call.name} divides by the number of labels instead of by the sum of their weights"
-        yield Change("other_expression", what, answer)
+        yield Change("other_expression", Statement("divided_by_labels", call=call.name), answer)
 
 
 def padding_idx(call: Call) -> Iterator[Change]:
     """Yield an embedding whose padding row gets a gradient."""
     if call.name == "embedding" and call.get("padding_idx") is not None:
-        what = f"row {call.get('padding_idx')} of an embedding gets a gradient"
+        what = Statement("padding_row", row=call.get("padding_idx"))
         yield Change("padding_idx", what, with_options(padding_idx=None))
 
 
@@ -156,7 +155,7 @@ def dropout_rate(call: Call, rates: Sequence[tuple[float, float]]) -> Iterator[C
     for rate in dict.fromkeys(
         of_jax for of_torch, of_jax in rates if of_torch != of_jax and np.isclose(of_torch, reference)
     ):
-        what = f"dropout rate {rate:.10g} instead of {reference:.10g}"
+        what = Statement("dropout_rate", jax=rounded(rate), torch=rounded(reference))
         value = Value(as_code(rate), as_code(reference), call.name, parameter)
         yield Change("dropout_rate", what, _with_rate(rate), values=(value,))
 
@@ -172,8 +171,7 @@ def loss_terms(call: Call) -> Iterator[Change]:
         return
     for position, term in enumerate(call.args[:2]):
         if isinstance(term, Tensor) and term.requires_grad and term.ndim == 0:
-            what = f"the {('first', 'second')[position]} term of a sum of losses times"
-            yield multiplied("auxiliary_loss_scaled", what, position)
+            yield multiplied("auxiliary_loss_scaled", Statement("loss_term", position=position), position)
 
 
 def tied_weights(calls: Sequence[Call], module: nn.Module) -> Iterator[tuple[Call, Change]]:
@@ -188,8 +186,7 @@ def tied_weights(calls: Sequence[Call], module: nn.Module) -> Iterator[tuple[Cal
     for name, places in uses.items():
         if len({(call.name, call.module) for call, _ in places}) > 1:
             for call, position in places:
-                by = "an attribute such as .T" if call.name == "__get__" else call.name
-                what = f"{name} gets no gradient from {by}"
+                what = Statement("gradient_lost", name=name, call=call.name)
                 yield call, Change("tied_weights", what, with_argument(position, Tensor.detach))
 
 
@@ -206,7 +203,8 @@ def batch_norm_sync(call: Call) -> Iterator[Change]:
         return affine(normalised, call, (1, -1) + (1,) * (own.ndim - 2))
 
     if call.name == "batch_norm" and call.get("training"):
-        yield Change("batch_norm_sync", "BatchNorm over all replicas", answer, lockstep=True, setting=True)
+        what = Statement("batch_norm_over_replicas")
+        yield Change("batch_norm_sync", what, answer, lockstep=True, setting=True)
 
 
 def batch_norm_eval(call: Call, updates: bool) -> Iterator[Change]:
@@ -224,11 +222,10 @@ def batch_norm_eval(call: Call, updates: bool) -> Iterator[Change]:
         return proceed(call.but(training=False, **before))
 
     if _keeps_statistics(call):
-        mode = "BatchNorm by its running statistics, as in evaluation"
-        what = f"{mode}, {'though it updates them' if updates else 'and leaves them as they are'}"
+        what = Statement("running_statistics", updates=updates)
         yield Change("batch_norm_eval", what, answer, setting=True, detail=UPDATES if updates else "")
     elif call.name == "batch_norm" and updates:
-        what = "BatchNorm by the batch's statistics, as in training"
+        what = Statement("batch_statistics")
         yield Change("batch_norm_eval", what, with_options(training=True), setting=True)
 
 
@@ -236,8 +233,8 @@ def momentum(call: Call) -> Iterator[Change]:
     """Yield another momentum m of BatchNorm's running statistics: running = (1 - m) running + m batch."""
     if _keeps_statistics(call):
         reference, values = float(call.get("momentum", 0.1)), (Value(call=call.name, key="momentum"),)
-        answer = with_value("momentum")
-        yield Change("batch_norm_momentum", "BatchNorm momentum", answer, reference, 1 - reference, values=values)
+        what, answer = Statement("batch_norm_momentum"), with_value("momentum")
+        yield Change("batch_norm_momentum", what, answer, reference, 1 - reference, values=values)
 
 
 def biased_variance(call: Call) -> Iterator[Change]:
@@ -256,7 +253,7 @@ def biased_variance(call: Call) -> Iterator[Change]:
         return result
 
     if _keeps_statistics(call):
-        yield Change("biased_variance", "BatchNorm keeps the biased variance", answer)
+        yield Change("biased_variance", Statement("biased_variance"), answer)
 
 
 def _keeps_statistics(call: Call) -> bool:
@@ -277,7 +274,7 @@ def chosen_term(call: Call) -> Iterator[Change]:
     functions = {wrong: other, "first": partial(_one_of, 0), "second": partial(_one_of, 1)}
     for which, function in functions.items():
         answer = instead(function, lambda call: (_pair(call), {}))
-        yield Change("clipped_term", f"the {which} of two values instead of the {right}", answer)
+        yield Change("clipped_term", Statement("chosen_term", jax=which, torch=right), answer)
 
 
 def _pair(call: Call) -> list[Tensor]:
@@ -294,11 +291,11 @@ def clamps(call: Call) -> Iterator[Change]:
     """Yield values that are not clamped, or whose lower or upper bound is left out."""
     if call.name not in CLAMPS or not call.args or not call.args[0].is_floating_point():
         return
-    yield Change("clamp_missing", "values not clamped", argument(0))
+    yield Change("clamp_missing", Statement("not_clamped"), argument(0))
     if None not in _bounds(call).values():
         for bound, end in (("max", "below"), ("min", "above")):
             answer = instead(torch.clamp, partial(_with_one_bound, bound))
-            yield Change("clamp_missing", f"values not clamped from {end}", answer)
+            yield Change("clamp_missing", Statement("not_clamped_on", end=end), answer)
 
 
 def _bounds(call: Call) -> dict[str, Any]:

@@ -14,12 +14,14 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import get_testing_overrides
 
-from jaxddp.parity.deviation import Deviation, Value, as_code
+from jaxddp.parity.deviation import Deviation, Statement, Value, as_code, rounded
 from jaxddp.parity.diagnosis.search.fit import Item
 from jaxddp.parity.operations import Moments, SourceLine
 
 Site = tuple[str, int]
 Gather = Callable[[Tensor], Sequence[Tensor]]
+Name = str | Statement  # of a tensor
+Names = Mapping[int, Name]  # id of a tensor -> what it is
 
 RELATIVE = ("factor", "addend", "auxiliary_loss_scaled")  # faults whose value changes the reference's
 OF = " of "  # in a site of an inner call: function of part
@@ -110,7 +112,7 @@ class Change:
 
     Attributes:
         fault: a name of `catalogue.FAULTS`.
-        what: description of the fault; its value, if there is one, follows.
+        what: what the port does; the value of the edit, if there is one, follows.
         answer: function that replaces the call.
         reference: the reference's value, for a fault that is a wrong value; None: nothing to fit.
         start: initial value of the fit.
@@ -119,7 +121,7 @@ class Change:
         lockstep: the replicas have to run side by side, because the fault exchanges their tensors.
         stale: the loss is taken at the weights of the step before.
         counts: the fault changes how many elements count.
-        group: description of the fault for several calls whose `what` differs; "": such calls do not form a group.
+        group: what the port does at several calls whose `what` differs; None: such calls do not form a group.
         subsets: a program has the fault in any of a few places, so every set of them is tried.
         tier: rank among explanations that do the same: 0 for a fault of the catalogue, more for edits that can
             replace many others.
@@ -131,7 +133,7 @@ class Change:
     """
 
     fault: str
-    what: str
+    what: Statement
     answer: Answer = lambda call, proceed, value: proceed(call)
     reference: float | None = None
     start: float = 0.0
@@ -140,7 +142,7 @@ class Change:
     lockstep: bool = False
     stale: bool = False
     counts: bool = False
-    group: str = ""
+    group: Statement | None = None
     subsets: bool = False
     tier: int = 0
     also: tuple[Site, ...] = ()
@@ -180,16 +182,15 @@ class CallEdit(Item):
     @property
     def deviations(self) -> tuple[Deviation, ...]:
         """Fault, value, place, and the reference's value."""
-        change = self.change
-        value = "" if self.value is None else f" {self.value:.10g}"
-        where = f"layer {self.where}" if self.where.isdigit() else self.where  # of an nn.Sequential
-        has = (
-            ""
-            if change.reference is None or change.fault in RELATIVE
-            else f", the reference has {change.reference:.10g}"
-        )
-        says = f"{change.what}{value}{f' in {where}' if where else ''}{has}"
-        return (Deviation(change.fault, says, change.filled(self.value), self.where, change.detail),)
+        change, more = self.change, dict[str, Any]()
+        if self.value is not None:
+            more["value"] = rounded(self.value)
+        if self.where:
+            more["where"] = self.where
+        if change.reference is not None and change.fault not in RELATIVE:
+            more["reference"] = rounded(change.reference)
+        what = change.what.but(**more)
+        return (Deviation(change.fault, what, change.filled(self.value), self.where, change.detail),)
 
     @property
     def reference(self) -> float | None:

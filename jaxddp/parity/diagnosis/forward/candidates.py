@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, tensors_in
+from jaxddp.parity.deviation import Statement
+from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Name, Names, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments
 from jaxddp.parity.diagnosis.forward.index_edits import shifts
 from jaxddp.parity.diagnosis.forward.rewiring import edits_of_connections
@@ -29,43 +30,43 @@ def with_numbers(patches: Iterable[CallEdit], numbers: Sequence[float]) -> Itera
         yield patch
 
 
-def edits_of_inputs(calls: Sequence[Call], words: Mapping[int, str], inputs: Mapping[int, str]) -> Iterator[CallEdit]:
+def edits_of_inputs(calls: Sequence[Call], names: Names, inputs: Mapping[int, str]) -> Iterator[CallEdit]:
     """Yield faults of how entries of the batch are taken: slices by another offset, an entry moved by one.
 
     Args:
         calls: the calls of the loss.
-        words: id of a tensor -> what it is.
+        names: id of a tensor -> what it is.
         inputs: id of an entry of the batch -> its name.
     """
-    yield from shifts(calls, range(len(calls)), words)
+    yield from shifts(calls, range(len(calls)), names)
     yield from patches_of(inputs_moved(calls, inputs))
 
 
-def edits_of_constants(calls: Sequence[Call], words: Mapping[int, str], numbers: Sequence[float]) -> Iterator[CallEdit]:
+def edits_of_constants(calls: Sequence[Call], names: Names, numbers: Sequence[float]) -> Iterator[CallEdit]:
     """Yield two numbers of some calls that come from one constant, with numbers of the port in their place.
 
     Args:
-        calls, words: see `edits_of_inputs`.
+        calls, names: see `edits_of_inputs`.
         numbers: numbers of the port that the reference does not have.
     """
-    patches = patches_of((call, change) for call in calls for change in edits_of_arguments(call, words))
+    patches = patches_of((call, change) for call in calls for change in edits_of_arguments(call, names))
     of_numbers = [one for one in patches if one.change.fault == "number" and one.change.reference is not None]
     yield from shared_constants(of_numbers, numbers[:MOST_SHARED])
 
 
-def edits_of_layers(calls: Sequence[Call], words: Mapping[int, str]) -> Iterator[CallEdit]:
+def edits_of_layers(calls: Sequence[Call], names: Names) -> Iterator[CallEdit]:
     """Yield faults of calls that were opened, such as a recurrent layer that starts from zeros.
 
     Args:
-        calls, words: see `edits_of_inputs`.
+        calls, names: see `edits_of_inputs`.
     """
     opened = {call.within for call in calls}
     chosen = [index for index, call in enumerate(calls) if call.site in opened]
-    changes = [(calls[index], change) for index in chosen for change in edits_of_arguments(calls[index], words)]
-    yield from patches_of([*changes, *edits_of_connections(calls, chosen, (), words)])
+    changes = [(calls[index], change) for index in chosen for change in edits_of_arguments(calls[index], names)]
+    yield from patches_of([*changes, *edits_of_connections(calls, chosen, (), names)])
 
 
-def in_words(calls: Sequence[Call], names: Mapping[int, str]) -> dict[int, str]:
+def names_of_all(calls: Sequence[Call], names: Names) -> dict[int, Name]:
     """Return what each tensor is: a parameter, or the result of a call."""
-    words = {id(x): f"the result of {call.words}" for call in calls for x in tensors_in(call.result)}
-    return words | dict(names)
+    results = {id(x): Statement("result", call=call.words) for call in calls for x in tensors_in(call.result)}
+    return {**results, **names}

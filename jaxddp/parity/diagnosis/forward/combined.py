@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.forward.replay import ReplicaResult
 from jaxddp.parity.diagnosis.micro_batches import (
     MICRO_BATCH,
@@ -55,13 +55,15 @@ def combinations(
         if mean:
             yield Combination(known=mean, over=over)
         for more, times, shared, loss in _multiples(world_size, micro_batches if over == MICRO_BATCH else 1):
-            says = " and ".join(one.says for one in (*mean, more))
-            both = tuple(replace(one, says=says) for one in (*mean, more))
+            together = Statement("together", each=tuple(one.what for one in (*mean, more)))
+            both = tuple(replace(one, what=together if mean else one.what) for one in (*mean, more))
             yield Combination(known=both, over=over, loss_times=loss, gradient_times=times, shared=shared)
     if reference == MICRO_BATCH:
         yield Combination(known=(SUMMED,), over="")
-    for of_loss, what in ((True, "loss and gradients"), (False, "gradients")):
-        yield Combination(what=what, over=reference, value=1.0, of_loss=of_loss, sizes=tuple((sizes or {}).items()))
+    for of_loss, quantity in ((True, "loss_and_gradients"), (False, "gradients")):
+        yield Combination(
+            quantity=quantity, over=reference, value=1.0, of_loss=of_loss, sizes=tuple((sizes or {}).items())
+        )
 
 
 def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[Deviation, float, bool, float]]:
@@ -72,7 +74,7 @@ def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[Deviation,
     if world_size > 1:
         for shared, loss in ((False, 1.0), (True, 1.0), (True, 1 / world_size)):
             yield *summed_in_loss(world_size), shared, loss
-        mean = Deviation("collective_in_loss", "the loss of every replica is the mean over the replicas")
+        mean = Deviation("collective_in_loss", Statement("loss_averaged"))
         yield mean, 1.0, True, 1 / world_size
 
 

@@ -5,16 +5,16 @@ Each function yields the changes that an edit may make to a call; an edit that d
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from jaxddp.parity.deviation import Value
+from jaxddp.parity.deviation import Statement, Value
 from jaxddp.parity.diagnosis.forward.answers import with_argument, with_result, with_value
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, parameters_of, tensors_in
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Name, Names, Proceed, parameters_of, tensors_in
 from jaxddp.parity.diagnosis.forward.function_edits import is_number, other_functions
 from jaxddp.parity.diagnosis.forward.index_edits import edits_of_indices
 from jaxddp.parity.diagnosis.forward.statistics import normalized_axes
@@ -33,25 +33,20 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "mode": ("nearest", "nearest-exact", "bilinear", "bicubic", "area", "constant", "reflect", "replicate", "circular"),
 }
 PRODUCTS = ("mul", "mul_")
-# Function of an operator -> what it does to a tensor, before its number is said.
+# Function of an operator with a number -> the operator.
 OPERANDS = {
-    **dict.fromkeys(PRODUCTS, "{} times"),
-    **dict.fromkeys(("div", "div_", "true_divide"), "{} divided by"),
-    **dict.fromkeys(("add", "add_"), "{} plus"),
-    **dict.fromkeys(("sub", "sub_"), "{} minus"),
-    **dict.fromkeys(("rsub", "__rsub__"), "{} subtracted from"),
-    **dict.fromkeys(("pow", "pow_"), "{} to the power"),
-    **{"__rdiv__": "{} as the divisor of", "__rpow__": "{} as the exponent of the base"},
-    **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne"), "{} compared with"),
+    **{name: name.strip("_") for name in (*PRODUCTS, "div", "div_", "add", "add_", "sub", "sub_", "pow", "pow_")},
+    **{name: name.strip("_") for name in ("rsub", "__rsub__", "__rdiv__", "__rpow__")},
+    **{"true_divide": "div", **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne"), "compare")},
 }
 
 
-def edits_of_arguments(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
+def edits_of_arguments(call: Call, names: Names) -> Iterator[Change]:
     """Yield every edit of a call's own arguments and of its function.
 
     Args:
         call: a recorded call.
-        names: id of a tensor -> what it is, in words.
+        names: id of a tensor -> what it is.
     """
     of = next((names[id(x)] for x in tensors_in((call.args, call.kwargs)) if id(x) in names), "")
     yield from numbers(call, of)
@@ -78,26 +73,24 @@ def numbers_of(call: Call) -> Iterator[float]:
             yield float(value)
 
 
-def numbers(call: Call, of: str) -> Iterator[Change]:
+def numbers(call: Call, of: Name) -> Iterator[Change]:
     """Yield another number in place of each number: any for a float, a neighbour for an integer that counts."""
     for name, value, key in arguments_of(call):
         if not is_number(value) or name in NOT_TRIED:
             continue
         is_operand = call.name in OPERANDS and name != "alpha"
         option = "" if is_operand or " " in name else name
-        of_call = f"{name} of {call.words}" if call.within else f"{call.words}'s {name}"
-        template = OPERANDS[call.name] if is_operand else of_call
-        template += f" within {call.caller}" if call.caller not in ("", call.name) else ""
-        what, group = template.format(of or "a tensor"), template.format("a tensor")
-        later = next((one.name for one in call.into if not one.name.startswith("__")), "")
-        if is_operand and later:
-            what = f"before {later}, {what}"
+        what = group = _argument(call, name)
+        if is_operand:
+            later = next((one.name for one in call.into if not one.name.startswith("__")), "")
+            within = call.caller if call.caller != call.name else ""
+            group = Statement("operand", operator=OPERANDS[call.name], of="", within=within, before="")
+            what = group.but(of=of, before=later)
         if name in ORDERS and "dropout" not in call.name:
             for other in ORDERS[name]:
                 if other != value:
-                    says = f"{call.words}'s {name} {other:g} instead of {value:g}"
                     values = (Value(f"{other:g}", f"{value:g}", call.name, name),)
-                    yield Change("number", says, _with(key, other), tier=2, values=values)
+                    yield Change("number", _instead(call, name, values[0]), _with(key, other), tier=2, values=values)
         elif isinstance(value, float) or call.name in OPERANDS or name == "value":
             start = 2.0 * value if value and math.isfinite(value) else 1.0
             values = (Value(call=call.name, key=option, is_factor=is_operand and call.name in PRODUCTS),)
@@ -107,8 +100,19 @@ def numbers(call: Call, of: str) -> Iterator[Change]:
             for other in dict.fromkeys((value + 1, value - 1, 2 * value, value // 2, 1)):
                 if other == value:
                     continue
-                says, values = f"{what} {other} instead of {value}", (Value(f"{other}", f"{value}", call.name, option),)
-                yield Change("number", says, _with(key, other), tier=2, values=values)
+                values = (Value(f"{other}", f"{value}", call.name, option),)
+                instead = Statement("instead", of=what, jax=f"{other}", torch=f"{value}")
+                yield Change("number", instead, _with(key, other), tier=2, values=values)
+
+
+def _argument(call: Call, name: str) -> Statement:
+    within = call.caller if call.caller != call.name else ""
+    return Statement("argument", call=call.words, name=name, inner=call.within is not None, within=within)
+
+
+def _instead(call: Call, name: str, value: Value) -> Statement:
+    of = Statement("argument", call=call.words, name=name, inner=False, within="")
+    return Statement("instead", of=of, jax=value.jax, torch=value.torch)
 
 
 def _with(key: int | str, other: Any) -> Answer:
@@ -123,13 +127,13 @@ def axes(call: Call) -> Iterator[Change]:
             for axis in range(len(shape)):
                 if axis != value % len(shape):
                     values = (Value(f"{axis}", f"{value % len(shape)}", call.name, name),)
-                    what = f"{call.words} over axis {axis} instead of {value % len(shape)}"
+                    what = Statement("other_axis", call=call.words, jax=axis, torch=value % len(shape))
                     yield Change("other_axis", what, _with(key, axis), tier=3, values=values)
         elif name in AXES and isinstance(value, tuple | list) and all(isinstance(axis, int) for axis in value):
             here = tuple(sorted(axis % len(shape) for axis in value))
             for axes in itertools.combinations(range(len(shape)), len(here)):
                 if axes != here:
-                    what = f"{call.words} over axes {axes} instead of {here}"
+                    what = Statement("other_axes", call=call.words, jax=axes, torch=here)
                     values = (Value(f"{axes}", f"{here}", call.name, name),)
                     yield Change("other_axis", what, _with(key, axes), tier=3, values=values)
 
@@ -145,7 +149,7 @@ def masked_scores(call: Call) -> Iterator[Change]:
     if call.name == "scaled_dot_product_attention" and not call.get("dropout_p"):
         mask = call.get("attn_mask")
         if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-            what, values = "the scores that attn_mask hides are", (Value(call=call.name),)
+            what, values = Statement("masked_scores"), (Value(call=call.name),)
             yield Change("number", what, answer, -float("inf"), 0.0, least=-float("inf"), tier=2, values=values)
 
 
@@ -163,17 +167,16 @@ def options(call: Call) -> Iterator[Change]:
         elif isinstance(value, Tensor) and defaults.get(name, value) is None:
             others = (None,)
         for other in others:
-            without = f"{call.words} without {name}"
-            zeros = " (zeros)" if other == "constant" else ""
-            what = without if other is None else f"{call.words}'s {name} {other!r}{zeros} instead of {value!r}"
-            values = () if other is None else (Value(f"{other!r}", f"{value!r}", call.name, name),)
+            value_of = Value(f"{other!r}", f"{value!r}", call.name, name)
+            without = Statement("without_argument", call=call.words, name=name)
+            what, values = (without, ()) if other is None else (_instead(call, name, value_of), (value_of,))
             yield Change("other_option", what, _with(key, other), tier=3, values=values)
 
 
 def not_rescaled(call: Call) -> Iterator[Change]:
     """Yield dropout whose kept values stay as they are."""
     if call.name.startswith("dropout") and call.get("training", True) and 0 < (p := call.get("p", 0.5)) < 1:
-        what = f"{call.words} without the division by 1 - p = {1 - p:.4g}"
+        what = Statement("not_rescaled", call=call.words, kept=1 - p)
         yield Change("other_option", what, with_result(lambda x: x * (1 - p)), tier=3)
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from jaxddp.parity.deviation import Value
+from jaxddp.parity.deviation import Statement, Value, rounded
 from jaxddp.parity.diagnosis.forward.answers import instead
-from jaxddp.parity.diagnosis.forward.calls import Call, Change, tensors_in
+from jaxddp.parity.diagnosis.forward.calls import Call, Change, Name, tensors_in
 
 Family = Sequence[tuple[str, Callable[..., Any]]]  # functions that take the same arguments, with their names
 
@@ -87,7 +87,7 @@ POOLS: Family = tuple(
 )
 
 
-def other_functions(call: Call, of: str) -> Iterator[Change]:
+def other_functions(call: Call, of: Name) -> Iterator[Change]:
     """Yield another function of the same kind: an activation, a reduction, a loss, an operator."""
     for family in families_of(call):
         yield from _others(call, family, lambda call: ((_tensors(call)[0],), {}))
@@ -97,12 +97,12 @@ def other_functions(call: Call, of: str) -> Iterator[Change]:
         yield from _others(call, dims, lambda call: ((call.args[0],), options))
     for family in (REDUCTIONS, ALONG, LOSSES, COMPARISONS, SPACES):
         if call.name in [name for name, _ in family] and call.args:
-            yield from _others(call, family, lambda call: (call.args, call.kwargs), f" of {of}" if of else "")
+            yield from _others(call, family, lambda call: (call.args, call.kwargs), of)
     if call.name.rstrip("_") in [name for name, _ in PAIRS] and len(_tensors(call)) == 2:
         yield from _others(call, PAIRS, lambda call: (tuple(_tensors(call)), {}))
     if call.name in BY_NUMBER and len(call.args) == 2 and is_number(call.args[1]) and not call.kwargs:
         other, function = BY_NUMBER[call.name]
-        what = f"{other} by {call.args[1]:.10g} instead of {call.name}"
+        what = Statement("other_operator", jax=other, number=rounded(call.args[1]), torch=call.name)
         # Both sides have this number, which says more than a number that one of them would have made of it.
         answer = instead(function, lambda call: (call.args, {}))
         yield Change("other_function", what, answer, tier=1, values=(Value(other, call.name),))
@@ -115,12 +115,15 @@ def families_of(call: Call) -> Iterator[Family]:
         yield from (family for family in FAMILIES if name in [one for one, _ in family])
 
 
-def _others(call: Call, family: Family, given: Callable[[Call], tuple[Any, Any]], of: str = "") -> Iterator[Change]:
+def _others(call: Call, family: Family, given: Callable[[Call], tuple[Any, Any]], of: Name = "") -> Iterator[Change]:
     for name, function in family:
         if name != call.name.rstrip("_"):
-            what, values = f"{name} instead of {call.words.rstrip('_')}", (Value(name, call.name.rstrip("_")),)
-            answer = instead(function, given)
-            yield Change("other_function", f"{what}{of}", answer, group=what, tier=3, values=values)
+            values = (Value(name, call.name.rstrip("_")),)
+            group, answer = (
+                Statement("other_function", jax=name, torch=call.words.rstrip("_"), of=""),
+                instead(function, given),
+            )
+            yield Change("other_function", group.but(of=of), answer, group=group, tier=3, values=values)
 
 
 def _tensors(call: Call) -> list[Tensor]:

@@ -1,28 +1,28 @@
 """Edits of the elements that a call takes: another index or its neighbours, a slice moved, other rows, no elements."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from jaxddp.parity.deviation import Value
+from jaxddp.parity.deviation import Statement, Value
 from jaxddp.parity.diagnosis.forward.answers import with_argument, with_result
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Proceed
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Names, Proceed
 
 # Function -> place of the indices among its arguments.
 TABLES = {"embedding": 0, "index_select": 2, "gather": 2}
 PLAIN = (int, slice, type(None), type(...))  # indices that are no tensors of indices
 NEIGHBOURS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "at the ends the end itself": lambda index, size: index.clamp(0, size - 1),
-    "at an end the other end": lambda index, size: index % size,
+    "end": lambda index, size: index.clamp(0, size - 1),
+    "other_end": lambda index, size: index % size,
 }
 ROWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "row 0 for every index": torch.zeros_like,
-    "the row after that of each index": lambda index: index + 1,
-    "the row before that of each index": lambda index: index - 1,
+    "first": torch.zeros_like,
+    "next": lambda index: index + 1,
+    "previous": lambda index: index - 1,
 }
 
 
@@ -40,12 +40,11 @@ def _indices(call: Call) -> Iterator[Change]:
     for position, (part, size) in enumerate(zip(_parts(call), source.shape, strict=False)):
         if isinstance(part, Tensor) and not part.is_floating_point() and part.dtype != torch.bool:
             for by, (ends, within) in itertools.product((-1, 1), NEIGHBOURS.items()):
-                what = f"the index {'before' if by < 0 else 'after'}, {ends}, instead of the index"
+                what = Statement("neighbour", by=by, ends=ends)
                 yield Change("other_index", what, _at(position, partial(_neighbour, by, within)), tier=3)
             continue
         if isinstance(part, int) and not isinstance(part, bool):
-            last = ", the last," if part % size == size - 1 else ""
-            what = f"values at index {part}{last} of axis {position} count as 0: they are left out"
+            what = Statement("index_left_out", index=part, is_last=part % size == size - 1, axis=position)
             yield Change("other_index", what, with_result(torch.zeros_like), tier=2)
         others: list[Any] = []
         if isinstance(part, int) and not isinstance(part, bool):
@@ -55,7 +54,7 @@ def _indices(call: Call) -> Iterator[Change]:
             others = [slice(start + by, stop + by) for by in (-1, 1) if start + by >= 0 and stop + by <= size]
         for other in others:
             index, change = Value(_as_code(other), _as_code(part)), _at(position, partial(_other, other))
-            what = f"index {index.jax} instead of {index.torch}"
+            what = Statement("other_index", jax=index.jax, torch=index.torch)
             yield Change("other_index", what, change, tier=3, values=(index,))
 
 
@@ -89,7 +88,7 @@ def _ranges(call: Call) -> Iterator[Change]:
     if call.name == "arange" and all(isinstance(x, int) for x in call.args):
         first = call.args[0] if len(call.args) > 1 else 0
         for by in (1, -1):
-            what = f"arange starts at {first + by} instead of {first}"
+            what = Statement("arange_start", jax=first + by, torch=first)
             yield Change("number", what, with_result(partial(torch.add, by)), tier=2)
 
 
@@ -97,16 +96,17 @@ def _rows(call: Call) -> Iterator[Change]:
     """Yield lookups in a table, such as an embedding, that take other rows than those of the indices."""
     if (place := TABLES.get(call.name)) is not None and len(call.args) > place:
         for which, other in ROWS.items():
-            yield Change("other_index", f"{call.name} takes {which}", with_argument(place, other), tier=3)
+            what = Statement("other_rows", call=call.name, rows=which)
+            yield Change("other_index", what, with_argument(place, other), tier=3)
 
 
-def shifts(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str]) -> Iterator[CallEdit]:
+def shifts(calls: Sequence[Call], here: Iterable[int], names: Names) -> Iterator[CallEdit]:
     """Yield another offset between two slices of a tensor, such as inputs and targets one step ahead.
 
     Args:
         calls: all calls of the loss, in order.
         here: indices of the calls that are edited.
-        names: id of a tensor -> what it is, in words.
+        names: id of a tensor -> what it is.
     """
     taken = [calls[index] for index in here if calls[index].name == "__getitem__"]
     taken = [call for call in taken if all(isinstance(part, PLAIN) for part in _parts(call))]
@@ -121,8 +121,7 @@ def shifts(calls: Sequence[Call], here: Iterable[int], names: Mapping[int, str])
         for distance in (by + 1, by - 1, 2 * by + 1):
             if distance > 0:
                 ends = {first.site: slice(None, -distance), second.site: slice(distance, None)}
-                name = names.get(id(first.args[0]), "a tensor")
-                what = f"slices of {name} shifted by {distance} instead of {by}"
+                what = Statement("slices_shifted", of=names.get(id(first.args[0]), ""), jax=distance, torch=by)
                 change = partial(Change, "other_index", what, tier=3, values=(Value(f"{distance}", f"{by}"),))
                 changes = {site: change(_at(place, partial(_other, end))) for site, end in ends.items()}
                 yield CallEdit(changes[first.site], frozenset(changes), changes=changes)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
+from jaxddp.parity.deviation import Statement
 from jaxddp.parity.diagnosis.forward.answers import with_argument
 from jaxddp.parity.diagnosis.forward.calls import Call, Change, Proceed
 
@@ -35,9 +36,9 @@ def same_padding(call: Call) -> Iterator[Change]:
             last_axis_first = [number for axis in range(len(pads) - 2, -1, -2) for number in pads[axis : axis + 2]]
             return proceed(call.but(input=F.pad(call.get("input"), last_axis_first, value=fill), padding=0))
 
-        layer = {"conv": "convolution", "max_pool": "max pooling", "avg_pool": "average pooling"}[kind]
-        what = f"{layer} padded 'SAME', {tuple(_same(call))}"
-        yield Change("same_padding", what, answer, group="layers padded 'SAME'", subsets=True)
+        group = Statement("same_padding", kind="", pads=())
+        what = group.but(kind=kind, pads=tuple(_same(call)))
+        yield Change("same_padding", what, answer, group=group, subsets=True)
 
 
 def _same(call: Call) -> list[int]:
@@ -84,7 +85,7 @@ def _merged(order: Sequence[int]) -> Change:
     def answer(call: Call, proceed: Proceed, value: float) -> Any:
         return call.args[0].permute(tuple(order)).reshape(call.run().shape)
 
-    return Change("layout", f"axes {tuple(range(len(order)))} merged in the order {tuple(order)}", answer)
+    return Change("layout", Statement("axes_merged", order=tuple(order)), answer)
 
 
 def _split(order: Sequence[int]) -> Change:
@@ -93,7 +94,7 @@ def _split(order: Sequence[int]) -> Change:
         back = [order.index(axis) for axis in range(len(order))]
         return call.args[0].reshape([shape[axis] for axis in order]).permute(back)
 
-    return Change("layout", f"an axis split into {tuple(range(len(order)))} in the order {tuple(order)}", answer)
+    return Change("layout", Statement("axis_split", order=tuple(order)), answer)
 
 
 def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -138,11 +139,12 @@ def kernel_axes(call: Call) -> Iterator[Change]:
     shape = call.get("weight").shape
     for first, second in [(0, 1), *itertools.combinations(range(2, len(shape)), 2)]:
         if shape[first] == shape[second] > 1:
-            yield _kernel(f"kernel's axes {first, second} swapped", partial(Tensor.transpose, dim0=first, dim1=second))
+            what = Statement("kernel_swapped", axes=(first, second))
+            yield _kernel(what, partial(Tensor.transpose, dim0=first, dim1=second))
     turned = tuple(axis for axis in range(2, len(shape)) if shape[axis] > 1)
     if turned:
-        yield _kernel(f"kernel turned round, axes {turned}", partial(Tensor.flip, dims=turned))
+        yield _kernel(Statement("kernel_turned", axes=turned), partial(Tensor.flip, dims=turned))
 
 
-def _kernel(what: str, other: Callable[[Tensor], Tensor]) -> Change:
+def _kernel(what: Statement, other: Callable[[Tensor], Tensor]) -> Change:
     return Change("layout", what, with_argument("weight", other))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.deviation import Deviation, Value
+from jaxddp.parity.deviation import Deviation, Statement, Value
 from jaxddp.parity.diagnosis.forced.causes import OTHER_VALUES, LocatedFault
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.forward.fault_lines import OF_CALLS, of_layer, of_model
@@ -18,7 +18,6 @@ from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Item, Stages, Subject
 from jaxddp.parity.operations import Lines, SourceLine
 
 LOSS = "local_loss"
-MOST_OPERATIONS = 3  # of a side that are said of a fault
 MOST_COMBINATIONS = 8  # of names that a run may not tell apart
 FORCED = "in one micro-batch, with the port's values in place of these, the losses are equal"
 MOVED = "in one step, with the port's values in place of these, the new weights are equal"
@@ -99,7 +98,7 @@ def ruling_on(
             proof = LOSSES
         else:
             faults = [replace(fault, names=()) for fault in faults]
-    if not any(fault.names or fault.says for fault in faults):
+    if not any(fault.names or fault.what for fault in faults):
         return replace(ruling, lines=lines[:1]), ()
     deviations = tuple(fault.names[0].deviations[0] if fault.names else _without_name(fault) for fault in faults)
     return replace(ruling, named=(Hypothesis(deviations, 0.0, measured=proof),)), ()
@@ -107,13 +106,9 @@ def ruling_on(
 
 def _without_name(fault: LocatedFault) -> Deviation:
     """Return a fault by what both sides compute: as code, or if that is too long, by their operations."""
-    if fault.says:
-        return Deviation(fault.kind, fault.says, (Value(*fault.text.code),) if any(fault.text.code) else ())
-    jax, torch = (
-        " then ".join(of_side[:MOST_OPERATIONS]) + (" and more" if len(of_side) > MOST_OPERATIONS else "")
-        for of_side in (fault.text.jax, fault.text.torch)
-    )
-    return Deviation(fault.kind, f"{jax or 'nothing'} instead of {torch or 'nothing'}")
+    if fault.what:
+        return Deviation(fault.kind, fault.what, (Value(*fault.text.code),) if any(fault.text.code) else ())
+    return Deviation(fault.kind, Statement("operations", jax=fault.text.jax, torch=fault.text.torch))
 
 
 def _without_idle(faults: Sequence[LocatedFault], subject: Subject, floor: float) -> Sequence[LocatedFault]:

@@ -63,7 +63,7 @@ OF_ONE_CALL = (
     *(weights_not_counted, same_padding, flattened_axes, kernel_axes, fast_variance, deviation, chosen_term, clamps),
 )
 NEAR, TURNED = WAYS
-STALE = CallEdit(Change(STALE_PARAMETERS.kind, STALE_PARAMETERS.says, stale=True), frozenset())
+STALE = CallEdit(Change(STALE_PARAMETERS.kind, STALE_PARAMETERS.what, stale=True), frozenset())
 
 
 def replays_of(calls: Sequence[Call]) -> int:

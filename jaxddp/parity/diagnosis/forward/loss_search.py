@@ -10,7 +10,7 @@ from jaxddp.parity.diagnosis.forward.candidates import (
     edits_of_constants,
     edits_of_inputs,
     edits_of_layers,
-    in_words,
+    names_of_all,
 )
 from jaxddp.parity.diagnosis.forward.fault_lines import lines_of_items
 from jaxddp.parity.diagnosis.forward.located_causes import Planted, ruling_on
@@ -107,9 +107,9 @@ class LossSearch:
     ) -> tuple[Ruling, tuple[Item, ...]]:
         """Return the ruling on how the batch is taken, on layers that were opened, and on constants in two places."""
         calls, parted = parted_with(self.subject, reading, ())
-        words = in_words(calls, words)
-        edits = [*edits_of_inputs(calls, words, inputs), *edits_of_layers(calls, words)]
-        edits += edits_of_constants([calls[k] for k in parted.of_torch], words, parted.numbers)
+        names = names_of_all(calls, words)
+        edits = [*edits_of_inputs(calls, names, inputs), *edits_of_layers(calls, names)]
+        edits += edits_of_constants([calls[k] for k in parted.of_torch], names, parted.numbers)
         return find_faults(self.subject, edits, self.probe, self.floor, self.replays, pairs=False)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from jaxddp.parity.deviation import Statement
 from jaxddp.parity.diagnosis.forward.calls import Call, Change, Proceed
 
 FORMATS = {"TF32": 10, "bfloat16": 7}  # bits of the mantissa that are stored
@@ -24,16 +25,16 @@ def reduced_precision(calls: Sequence[Call]) -> Iterator[tuple[Call, Change]]:
     products = [call for call in calls if call.name in PRODUCTS and not _drops(call)]
     convolutions = [call for call in products if call.name.startswith("conv")]
     others = [call for call in products if call not in convolutions]
-    kinds = {"matrix products": products}
+    kinds = {"products": products}
     if convolutions and others:
-        kinds |= {"convolutions": convolutions, "matrix products but convolutions": others}
+        kinds |= {"convolutions": convolutions, "others": others}
     for kind, some in kinds.items():
         for name, bits in FORMATS.items():
-            what = f"inputs of {kind} rounded to {name}"
+            what = Statement("inputs_rounded", of=kind, dtype=name, by="hardware")
             changes = (
                 _change(what, _Rounding(bits, outputs=True)),
-                _change(f"{what} by a cast", _Rounding(bits, inputs=True)),
-                _change(f"{what}, forward only", _Rounding(bits)),
+                _change(what.but(by="cast"), _Rounding(bits, inputs=True)),
+                _change(what.but(by="forward"), _Rounding(bits)),
             )
             yield from ((call, change) for change in changes for call in some)
 
@@ -78,7 +79,7 @@ def round_mantissa(x: Tensor, bits: int) -> Tensor:
     return torch.ldexp(torch.round(mantissa * 2.0 ** (bits + 1)), exponent - (bits + 1))
 
 
-def _change(what: str, rounding: _Rounding) -> Change:
+def _change(what: Statement, rounding: _Rounding) -> Change:
     def answer(call: Call, proceed: Proceed, value: float) -> Any:
         if call.name == "scaled_dot_product_attention":
             return _attention(call, rounding)

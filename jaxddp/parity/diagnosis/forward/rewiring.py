@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from jaxddp.parity.deviation import Value
+from jaxddp.parity.deviation import Statement, Value
 from jaxddp.parity.diagnosis.forward.answers import (
     argument,
     instead,
@@ -21,7 +21,17 @@ from jaxddp.parity.diagnosis.forward.answers import (
     with_result,
     with_value,
 )
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site, parameters_of, tensors_in
+from jaxddp.parity.diagnosis.forward.calls import (
+    Answer,
+    Call,
+    Change,
+    Name,
+    Names,
+    Proceed,
+    Site,
+    parameters_of,
+    tensors_in,
+)
 from jaxddp.parity.diagnosis.forward.composites import CELLS, GATES
 from jaxddp.parity.diagnosis.forward.edits import MOVERS, OPERANDS, orders_of
 from jaxddp.parity.diagnosis.forward.function_edits import is_number
@@ -51,7 +61,7 @@ ADDED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[str, ...]]] = {
 }
 ORDERED = [name for name, (_, parts) in ADDED.items() if parts in (("rev",), ("sort",))]  # of any dtype
 NO_NAMES: Mapping[int, str] = {}
-Operands = Sequence[tuple[int, str]]  # position and name of each operand of a call
+Operands = Sequence[tuple[int, Name]]  # position and name of each operand of a call
 JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 SHAPES = ("squeeze", "unsqueeze", "flatten", "unflatten", "reshape", "view")  # calls that change nothing but a shape
 ITSELF = ("__get__", "detach", "contiguous", "clone", "size", "dim", "to", "float", "double")
@@ -61,7 +71,7 @@ def edits_of_connections(
     calls: Sequence[Call],
     here: Collection[int],
     primitives: Collection[str],
-    names: Mapping[int, str],
+    names: Names,
     variables: Mapping[int, str] = NO_NAMES,
 ) -> Iterator[tuple[Call, Change]]:
     """Yield every edit of the connections of some calls that changes the loss.
@@ -70,7 +80,7 @@ def edits_of_connections(
         calls: all calls of the loss, in order.
         here: indices of the calls that are edited.
         primitives: what the port computes where it parts from the reference.
-        names: id of a tensor -> what it is, in words.
+        names: id of a tensor -> what it is.
         variables: id of a tensor -> the user's variable that holds it.
     """
     for index in here:
@@ -92,26 +102,27 @@ def edits_of_connections(
         yield from exchanged(calls, index, names)
 
 
-def edits_of_gradients(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
+def edits_of_gradients(call: Call, names: Names) -> Iterator[Change]:
     """Yield every edit of the gradient that reaches an operand of a call: stopped, let through, or scaled.
 
     Args:
         call: a recorded call.
         names: see `edits_of_connections`.
     """
+    passes = Statement("gradient_passes", at="")
     if call.name == "detach":
-        where = names.get(id(call.args[0]), "")
-        what = f"the gradient is not stopped{f' at {where}' if where else ''}"
-        yield Change("gradient_not_stopped", what, argument(0), group="the gradient is not stopped", tier=3)
+        what = passes.but(at=names.get(id(call.args[0]), ""))
+        yield Change("gradient_not_stopped", what, argument(0), group=passes, tier=3)
     elif call.name == "_set_grad_enabled" and call.args == (False,):
-        yield Change("gradient_not_stopped", "the gradient is not stopped", with_argument(0, operator.not_), tier=3)
+        yield Change("gradient_not_stopped", passes, with_argument(0, operator.not_), tier=3)
     for position, x in enumerate(call.args):
         if _is_float(x) and x.requires_grad:
-            where = f"{names.get(id(x), f'operand {position + 1}')} in {call.words}"
-            stopped = with_argument(position, Tensor.detach)
-            yield Change("gradient_stopped", f"no gradient reaches {where}", stopped, tier=3)
+            name = names.get(id(x)) or Statement("operand_number", number=position + 1)
+            stopped, what = with_argument(position, Tensor.detach), Statement("no_gradient", of=name, call=call.words)
+            yield Change("gradient_stopped", what, stopped, tier=3)
             times = with_value(position, _ScaledGradient.apply)
-            scaled = partial(Change, "factor", f"the gradient of {where}, times", times, 1.0, 2.0, tier=5)
+            what = Statement("gradient_factor", of=name, call=call.words)
+            scaled = partial(Change, "factor", what, times, 1.0, 2.0, tier=5)
             yield scaled(least=-math.inf, values=(Value(is_factor=True),))
 
 
@@ -124,41 +135,45 @@ def _keeps_shape(call: Call) -> bool:
     return _is_float(first) and _is_float(call.result) and first.shape == call.result.shape and call.name not in ITSELF
 
 
-def _operands(call: Call, names: Mapping[int, str]) -> Operands:
+def _operands(call: Call, names: Names) -> Operands:
     """Return the operands that are tensors; those with the same name have their numbers, too."""
     given = [(k, names.get(id(x), "")) for k, x in enumerate(call.args) if _is_float(x)]
     every = [name for _, name in given]
-    return [(k, name if every.count(name) == 1 and name else f"{name} (operand {k + 1})".lstrip()) for k, name in given]
+    return [
+        (k, name if every.count(name) == 1 and name else Statement("numbered_operand", of=name, number=k + 1))
+        for k, name in given
+    ]
 
 
 def left_out(call: Call, variables: Mapping[int, str] = NO_NAMES) -> Iterator[Change]:
     """Yield no call: its first argument instead of its result; `variables`: see `edits_of_connections`."""
-    variable, by = (variables.get(id(call.args[0]), "") if call.args else ""), ""
-    of = f" of {variable}" if variable else ""
+    of, by = (variables.get(id(call.args[0]), "") if call.args else ""), ""
     if call.name in SHAPES and _is_float(call.args[0]) and _is_float(call.result):
-        shapes = f"shape {tuple(call.args[0].shape)} instead of {tuple(call.result.shape)}"
-        yield Change("call_left_out", f"{call.words} left out{of}: {shapes}", argument(0), tier=3)
+        shapes = {"jax": tuple(call.args[0].shape), "torch": tuple(call.result.shape)}
+        what = Statement("shape_left_out", call=call.words, of=of, **shapes)
+        yield Change("call_left_out", what, argument(0), tier=3)
     elif _keeps_shape(call):
         for x in call.args[1:2] if call.name in OPERANDS else ():
             by = f"{x:.4g}" if isinstance(x, int | float) else variables.get(id(x), "")
-        what = f"{call.words}{f' by {by}' if by else ''} left out{of}"
+        what = Statement("call_left_out", call=call.words, by=by, of=of)
         yield Change("call_left_out", what, argument(0), tier=3)
         if call.name == "flip" and call.within:  # that of the inputs and that of the outputs
-            what = "flip left out: the direction backwards reads forwards"
-            yield Change("call_left_out", what, argument(0), setting=True, tier=3)
+            yield Change("call_left_out", Statement("flip_left_out"), argument(0), setting=True, tier=3)
 
 
-def operands_left_out(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
+def operands_left_out(call: Call, names: Names) -> Iterator[Change]:
     """Yield one of several operands instead of the result; a layer without its weights is no layer."""
     operands = _operands(call, names)
     if call.name == "mul" and len(operands) == 1 and is_number(call.args[1]):
-        what = f"{operands[0][1]} left out of {call.words} by {call.args[1]:.4g}"
+        by = f"{call.args[1]:.4g}"
+        what = Statement("operand_left_out", operands=(operands[0][1],), call=call.words, by=by)
         yield Change("operand_left_out", what, with_argument(0, torch.ones_like), tier=3)
     if len(operands) > 1 and _is_float(call.result) and "weight" not in parameters_of(call.function):
         for position, _ in operands:
             if call.args[position].shape == call.result.shape:
-                others = " and ".join(name for other, name in operands if other != position)
-                yield Change("operand_left_out", f"{others} left out of {call.words}", argument(position), tier=3)
+                others = tuple(name for other, name in operands if other != position)
+                what = Statement("operand_left_out", operands=others, call=call.words, by="")
+                yield Change("operand_left_out", what, argument(position), tier=3)
 
 
 class _ScaledGradient(Function):
@@ -176,7 +191,8 @@ class _ScaledGradient(Function):
 
 def _scaled(call: Call, operands: Operands) -> Iterator[Change]:
     """Yield an operand times a number."""
-    yield from (multiplied("factor", f"{name} in {call.words} times", position, 5) for position, name in operands)
+    for position, name in operands:
+        yield multiplied("factor", Statement("factor", of=name, call=call.words), position, 5)
 
 
 def _plus(call: Call, operands: Operands) -> Iterator[Change]:
@@ -184,8 +200,8 @@ def _plus(call: Call, operands: Operands) -> Iterator[Change]:
     if call.name in (*MOVERS, "add", "add_", "sub", "rsub"):
         return
     for position, name in operands:
-        plus = with_value(position, operator.add)
-        yield Change("addend", f"{name} in {call.words} plus", plus, 0.0, 1.0, least=-math.inf, tier=5)
+        plus, what = with_value(position, operator.add), Statement("addend", of=name, call=call.words)
+        yield Change("addend", what, plus, 0.0, 1.0, least=-math.inf, tier=5)
 
 
 def _from_zeros(call: Call) -> Iterator[Change]:
@@ -193,7 +209,7 @@ def _from_zeros(call: Call) -> Iterator[Change]:
     if call.name.removesuffix("_cell") in CELLS and len(call.args) > 1:
         states = [*tensors_in(call.args[1])]
         if all(map(_is_float, states)) and any(bool(x.any()) for x in states):
-            what = f"zeros in place of the state that {call.words} is given"
+            what = Statement("state_of_zeros", call=call.words)
             yield Change("other_operand", what, with_argument(1, _zeros), tier=3)
 
 
@@ -201,25 +217,29 @@ def _zeros(state: Any) -> Any:
     return torch.zeros_like(state) if isinstance(state, Tensor) else tuple(map(torch.zeros_like, state))
 
 
-def reordered(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
+def reordered(call: Call, names: Names) -> Iterator[Change]:
     """Yield the parts of a split in another order; those that are joined; the gates of a recurrent layer."""
     parts = call.result
     if isinstance(parts, tuple | list) and len({getattr(x, "shape", None) for x in parts}) == 1 and len(parts) <= 4:
         for order in orders_of(len(parts)):
-            what = f"the parts of {call.words} in the order {order}"
+            what = Statement("parts_reordered", call=call.words, order=order)
             yield Change("other_order", what, with_result(partial(_in_order, order)), tier=3)
     if call.name in JOINS and len(call.args[0]) <= 4:
         for order in orders_of(len(call.args[0])):
             parts = [names.get(id(x), "") for x in call.args[0]]
-            distinct = len({*parts}) == len(parts)
-            what = f"{call.words} in the order {', '.join(parts[k] for k in order) if distinct else order}"
+            listed = tuple(parts[k] for k in order) if len({*parts}) == len(parts) else ()
+            what = Statement("joined_in_order", call=call.words, names=listed, order=order)
             yield Change("other_order", what, with_argument(0, partial(_in_order, order)), tier=3)
     if call.name == "repeat_interleave" and isinstance(_copies(call)["repeats"], int):
-        what = "copies made block by block, as repeat and tile make them, instead of each element next to its copies"
-        yield Change("other_order", what, instead(_tiled, lambda call: (call.args[:1], _copies(call))), tier=3)
+        yield Change(
+            "other_order",
+            Statement("copies_by_block"),
+            instead(_tiled, lambda call: (call.args[:1], _copies(call))),
+            tier=3,
+        )
     if call.name in GATES:
         for order in orders_of(GATES[call.name]):
-            what = f"the gates of {call.name} in the order {order}"
+            what = Statement("gates_reordered", call=call.name, order=order)
             yield Change("other_order", what, with_argument(2, partial(_with_gates, order)), tier=3)
 
 
@@ -248,12 +268,13 @@ def _added(call: Call, operands: Operands, primitives: Collection[str]) -> Itera
             continue
         for position, name in operands:
             if call.args[position].ndim:
-                what = f"{added} of {name} before {call.words}"
+                what = Statement("call_added_before", added=added, of=name, call=call.words)
                 yield Change("call_added", what, with_argument(position, function), tier=4)
         is_index = isinstance(call.result, Tensor) and not _is_float(call.result)  # or labels
         if _is_float(call.result) or (added in ORDERED and is_index and call.result.ndim):
             fault, tier = ("other_order", 3) if is_index else ("call_added", 4)
-            yield Change(fault, f"{added} after {call.words}", with_result(function), tier=tier)
+            what = Statement("call_added_after", added=added, call=call.words)
+            yield Change(fault, what, with_result(function), tier=tier)
 
 
 def moved(calls: Sequence[Call], index: int) -> Iterator[Change]:
@@ -270,7 +291,7 @@ def moved(calls: Sequence[Call], index: int) -> Iterator[Change]:
     joined = [later for later in far if any(x is call.args[0] for x in later.args)]  # a residual connection
     for later in (*near, *joined):
         if _is_float(later.result) and later.result.shape == call.result.shape and later.name not in ITSELF:
-            what = f"{call.words} after {later.words} instead of before"
+            what = Statement("call_moved", call=call.words, after=later.words)
             yield Change("call_moved", what, _made_later(call.site), tier=4, also=(later.site,))
 
 
@@ -288,9 +309,7 @@ def _made_later(site: Site) -> Answer:
     return answer
 
 
-def _elsewhere(
-    calls: Sequence[Call], index: int, operands: Operands, names: Mapping[int, str]
-) -> Iterator[tuple[Call, Change]]:
+def _elsewhere(calls: Sequence[Call], index: int, operands: Operands, names: Names) -> Iterator[tuple[Call, Change]]:
     """Yield an earlier result of the same shape in place of an operand."""
     call = calls[index]
     for position, name in operands:
@@ -300,7 +319,7 @@ def _elsewhere(
         for before in calls[max(0, index - NEARBY) : index]:
             other = before.result
             if _is_float(other) and other is not x and other.shape == x.shape and before.name not in ITSELF:
-                what = f"{names[id(other)]} in place of {name} in {call.words}"
+                what = Statement("other_operand", jax=names[id(other)], torch=name, call=call.words)
                 answer = _with_earlier(position, before.site)
                 yield call, Change("other_operand", what, answer, tier=4, needs=(before.site,))
 
@@ -312,13 +331,13 @@ def _with_earlier(position: int, site: Site) -> Answer:
 SUMS = ("add", "sub")
 
 
-def exchanged(calls: Sequence[Call], index: int, names: Mapping[int, str]) -> Iterator[tuple[Call, Change]]:
+def exchanged(calls: Sequence[Call], index: int, names: Names) -> Iterator[tuple[Call, Change]]:
     """Yield a sum of two products in which two factors have changed places, as in z * n + (1 - z) * h.
 
     Args:
         calls: all calls, in order.
         index: the call that adds.
-        names: id of a tensor -> what it is, in words.
+        names: id of a tensor -> what it is.
     """
     call = calls[index]
     if call.name not in SUMS or len(call.args) < 2:
@@ -332,8 +351,8 @@ def exchanged(calls: Sequence[Call], index: int, names: Mapping[int, str]) -> It
         y = second.args[position]
         if y is not x and y.shape == x.shape:
             sites = first.site, second.site
-            words = " and ".join(names.get(id(one), "another tensor") for one in (x, y))
-            what = f"{words} exchanged between {first.words} and {second.words}"
+            both = tuple(names.get(id(one), "") for one in (x, y))
+            what = Statement("operands_exchanged", operands=both, calls=(first.words, second.words))
             yield call, Change("other_operand", what, _with_exchanged(*sites, position), tier=3, also=sites)
 
 

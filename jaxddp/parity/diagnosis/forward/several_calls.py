@@ -9,45 +9,44 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from jaxddp.parity.deviation import Value, as_code
+from jaxddp.parity.deviation import Statement, Value, as_code, rounded
 from jaxddp.parity.diagnosis.forward.answers import argument, earlier, with_argument
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Proceed, Site, tensors_in
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Name, Names, Proceed, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import arguments_of
 from jaxddp.parity.diagnosis.forward.function_edits import is_number
 
 LONGEST = 4  # calls of a chain that is left out
 NEAR = 1e-9  # relative
 BLOCK = "_set_grad_enabled"
+Chain = tuple[Statement, ...]  # calls, the first one first
 
 
-def chains_left_out(
-    calls: Sequence[Call], inside: Collection[int], names: Mapping[int, str]
-) -> Iterator[tuple[Call, Change]]:
+def chains_left_out(calls: Sequence[Call], inside: Collection[int], names: Names) -> Iterator[tuple[Call, Change]]:
     """Yield chains of two calls or more left out, from a value that both sides compute to a call.
 
     Args:
         calls: all calls of the loss, in order.
         inside: indices of the calls whose results the port does not compute.
-        names: id of a tensor -> what it is, in words.
+        names: id of a tensor -> what it is.
     """
     makers = {id(x): index for index, call in enumerate(calls) for x in tensors_in(call.result)}
 
-    def walk(index: int, said: tuple[str, ...], sites: frozenset[Site]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    def walk(index: int, later: Chain, sites: frozenset[Site]) -> Iterator[tuple[int, Chain]]:
         call = calls[index]
         sites |= {call.site}
         for kept, x in enumerate(call.args):
             maker = makers.get(id(x))
             if maker is None or maker >= index or not isinstance(call.result, Tensor) or x.shape != call.result.shape:
                 continue
-            words = (" by ".join([call.words, *_others(call, kept, names)]), *said)
-            if maker in inside and len(words) < LONGEST:
-                yield from walk(maker, words, sites)
-            elif maker not in inside and len(words) > 1 and _is_value(calls[maker], sites):
-                yield maker, words
+            chain = (Statement("call_by", call=call.words, by=_others(call, kept, names)), *later)
+            if maker in inside and len(chain) < LONGEST:
+                yield from walk(maker, chain, sites)
+            elif maker not in inside and len(chain) > 1 and _is_value(calls[maker], sites):
+                yield maker, chain
 
     for index in inside:
-        for maker, words in walk(index, (), frozenset()):
-            what = f"{' and '.join(words)} left out"
+        for maker, chain in walk(index, (), frozenset()):
+            what = Statement("calls_left_out", calls=chain)
             yield (
                 calls[index],
                 Change("calls_left_out", what, earlier(calls[maker].site), tier=3, needs=(calls[maker].site,)),
@@ -59,13 +58,10 @@ def _is_value(call: Call, sites: frozenset[Site]) -> bool:
     return isinstance(call.result, Tensor) and call.site not in sites
 
 
-def _others(call: Call, kept: int, names: Mapping[int, str]) -> list[str]:
-    """Return the operands of a call except one, in words."""
-    others = [x for position, x in enumerate(call.args) if position != kept]
-    words = [
-        f"{x:.4g}" if is_number(x) else names.get(id(x), "") for x in others if isinstance(x, int | float | Tensor)
-    ]
-    return [" and ".join(filter(None, words))] if any(words) else []
+def _others(call: Call, kept: int, names: Names) -> tuple[Name, ...]:
+    """Return the operands of a call except one: numbers as code, and tensors that have a name."""
+    others = [x for position, x in enumerate(call.args) if position != kept and isinstance(x, int | float | Tensor)]
+    return tuple(filter(None, (f"{x:.4g}" if is_number(x) else names.get(id(x), "") for x in others)))
 
 
 def inputs_moved(calls: Sequence[Call], inputs: Mapping[int, str]) -> Iterator[tuple[Call, Change]]:
@@ -84,8 +80,7 @@ def inputs_moved(calls: Sequence[Call], inputs: Mapping[int, str]) -> Iterator[t
         call, first = places[0]
         for axis, by, (end, filled) in itertools.product(range(1, call.args[first].ndim), (-1, 1), ENDS.items()):
             answer = _moved({one.site: position for one, position in places}, partial(filled, axis=axis, by=by))
-            when = "early" if by < 0 else "late"
-            what = f"{inputs[key]} moved by one along axis {axis}, one too {when}, {end}"
+            what = Statement("entry_moved", entry=inputs[key], axis=axis, by=by, end=end)
             also = tuple(one.site for one, _ in places)
             yield call, Change("other_index", what, answer, tier=3, also=also, entry=inputs[key])
 
@@ -104,7 +99,7 @@ def _with_zeros(x: Tensor, axis: int, by: int) -> Tensor:
     return moved
 
 
-ENDS: dict[str, Callable[..., Tensor]] = {"its end at its beginning": _rolled, "with a 0 at its end": _with_zeros}
+ENDS: dict[str, Callable[..., Tensor]] = {"rolled": _rolled, "zero": _with_zeros}
 
 
 def shared_constants(patches: Sequence[CallEdit], numbers: Sequence[float]) -> Iterator[CallEdit]:
@@ -134,8 +129,9 @@ def _near(x: float, y: float) -> bool:
 
 
 def _together(one: CallEdit, two: CallEdit, x: float, y: float) -> CallEdit:
-    what = f"{one.change.what} {x:.10g} instead of {one.change.reference:.10g}"
-    what += f", and {two.change.what} {y:.10g} instead of {two.change.reference:.10g}"
+    pairs = ((one.change, x), (two.change, y))
+    each = (Statement("instead", of=of.what, jax=rounded(jax), torch=rounded(of.reference or 0.0)) for of, jax in pairs)
+    what = Statement("two_numbers", each=tuple(each))
     changes, values = {}, (*one.change.filled(x), *two.change.filled(y))
     for patch, number in ((one, x), (two, y)):
         for site in patch.sites:
@@ -154,9 +150,8 @@ def numbers_together(call: Call, numbers: Sequence[float]) -> Iterator[Change]:
     given = [(name, x, key) for name, x, key in arguments_of(call) if isinstance(x, float)]
     for (first, x, one), (second, y, other) in itertools.combinations(given, 2):
         for pair in itertools.permutations(numbers, 2):
-            what = (
-                f"{call.name}'s {first} and {second} {pair[0]:.10g} and {pair[1]:.10g} instead of {x:.10g} and {y:.10g}"
-            )
+            of_torch, of_jax = (tuple(map(rounded, of)) for of in ((x, y), pair))
+            what = Statement("two_arguments", call=call.name, names=(first, second), jax=of_jax, torch=of_torch)
             of_each = ((first, x, pair[0]), (second, y, pair[1]))
             values = tuple(Value(as_code(jax), as_code(torch), call.name, name) for name, torch, jax in of_each)
             yield Change("number", what, _with_both(one, other, pair), tier=2, values=values)
@@ -187,7 +182,7 @@ def updates_too_late(calls: Sequence[Call]) -> Iterator[tuple[Call, Change]]:
     """
     for call in calls:
         if is_update(call) and call.line is not None:
-            what = f"weights from before {call.line.text} are used, and not those after it"
+            what = Statement("earlier_weights", before=call.line.text)
             yield call, Change("call_moved", what, argument(0), tier=3)
 
 

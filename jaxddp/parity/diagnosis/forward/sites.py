@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from jaxddp.parity.deviation import Statement
 from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change, Site
 from torch_ref.losses import Batch, LossFunction
@@ -125,7 +126,7 @@ def _patch(group: Sequence[tuple[Call, Change]], sites: frozenset[Site], where: 
     """Return the change at some sites of its group, described as these sites are if they share the description."""
     changes = [change for call, change in group if call.site in sites]
     same = len({change.what for change in changes}) == 1
-    first = changes[0] if same else replace(changes[0], what=changes[0].group)
+    first = changes[0] if same else replace(changes[0], what=changes[0].group or changes[0].what)
     chosen = [(call, change) for call, change in group if call.site in sites]
     of_sites = {site: change for call, change in chosen for site in (call.site, *change.also)}
     return CallEdit(first, frozenset(of_sites), where, changes=of_sites)
@@ -156,7 +157,7 @@ def _places(group: Sequence[tuple[Call, Change]]) -> dict[frozenset[Site], str]:
 
 def _subsets(group: Sequence[tuple[Call, Change]], alone: dict[frozenset[Site], str]) -> dict[frozenset[Site], str]:
     """Return every proper subset of two sites or more; for many sites, those of one kind, and all but one."""
-    of_kind: dict[str, set[Site]] = defaultdict(set)
+    of_kind: dict[Statement, set[Site]] = defaultdict(set)
     for call, change in group:
         of_kind[change.what].add(call.site)
     sites = {site: f"layer {name}" if name.isdigit() else name for (site,), name in alone.items()}

@@ -7,14 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jaxddp.parity.deviation import Value
+from jaxddp.parity.deviation import Statement, Value
 from jaxddp.parity.diagnosis.forward.calls import Call, Change, Proceed
 
-MEASURES = {"std": "standard deviation", "var": "variance"}
 NAMES = {name: name.removesuffix("_mean") for name in ("std", "var", "std_mean", "var_mean")}
-DIVISORS: dict[float, str] = {0: "n", 1: "n - 1"}
+CORRECTIONS = (0, 1)
 Statistics = Callable[[Tensor, tuple[int, ...]], tuple[Tensor, Tensor]]  # mean and variance along some axes
-IN_FLOAT32 = "variance as E[x^2] - E[x]^2, of means in float32"
 
 
 def deviation(call: Call) -> Iterator[Change]:
@@ -26,7 +24,7 @@ def deviation(call: Call) -> Iterator[Change]:
 
     Source: torch.std, correction 1 by default; jnp.std, ddof 0 by default.
     """
-    if call.name not in NAMES or (used := _correction(call)) not in DIVISORS or _size(call, call.result) < 2:
+    if call.name not in NAMES or (used := _correction(call)) not in CORRECTIONS or _size(call, call.result) < 2:
         return
     kind, other = NAMES[call.name], 1 - used
 
@@ -37,10 +35,9 @@ def deviation(call: Call) -> Iterator[Change]:
         factor = ratio**0.5 if NAMES[call.name] == "std" else ratio  # the call may be another one of the group
         return (factor * result[0], result[1]) if call.name.endswith("_mean") else factor * result
 
-    instead = f"with divisor {DIVISORS[other]} instead of {DIVISORS[used]}"
-    group = f"standard deviations and variances {instead}"
+    group = Statement("other_divisor", of="", jax=other, torch=used)
     values = (Value(f"{other:g}", f"{used:g}", kind, "correction"),)
-    yield Change("std_correction", f"{MEASURES[kind]} {instead}", answer, group=group, values=values)
+    yield Change("std_correction", group.but(of=kind), answer, group=group, values=values)
 
 
 def _correction(call: Call) -> float:
@@ -61,10 +58,10 @@ def _size(call: Call, result: Any) -> int:
 def fast_variance(call: Call) -> Iterator[Change]:
     """Yield BatchNorm and LayerNorm as flax's use_fast_variance computes them, with means kept in float32."""
     if call.name == "batch_norm" and call.get("training"):
-        yield Change("fast_variance", f"BatchNorm's {IN_FLOAT32}", _batch_norm, setting=True)
+        yield Change("fast_variance", Statement("fast_variance", norm="BatchNorm"), _batch_norm, setting=True)
     elif call.name == "layer_norm":
         answer = partial(_layer_norm, _given_axes(call), _fast)
-        yield Change("fast_variance", f"LayerNorm's {IN_FLOAT32}", answer, setting=True)
+        yield Change("fast_variance", Statement("fast_variance", norm="LayerNorm"), answer, setting=True)
 
 
 def normalized_axes(call: Call) -> Iterator[Change]:
@@ -74,7 +71,7 @@ def normalized_axes(call: Call) -> Iterator[Change]:
     x, given = call.get("input"), _given_axes(call)
     for axes in [*((axis,) for axis in range(x.ndim)), *(tuple(range(first, x.ndim)) for first in range(x.ndim))]:
         if axes != given:
-            what = f"layer_norm over the axes {_listed(axes)} instead of {_listed(given)}"
+            what = Statement("normalized_axes", jax=axes, torch=given)
             values = (Value(_as_code(axes), _as_code(given), call.name),)
             yield Change("other_axis", what, partial(_layer_norm, axes, _exact), tier=3, values=values)
 
@@ -82,10 +79,6 @@ def normalized_axes(call: Call) -> Iterator[Change]:
 def _given_axes(call: Call) -> tuple[int, ...]:
     x = call.get("input")
     return tuple(range(x.ndim - len(call.get("normalized_shape")), x.ndim))
-
-
-def _listed(axes: tuple[int, ...]) -> str:
-    return " and ".join(map(str, axes))
 
 
 def _as_code(axes: tuple[int, ...]) -> str:

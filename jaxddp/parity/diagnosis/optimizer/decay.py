@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.deviation import Value
-from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, both, discrete, number, numbers
+from jaxddp.parity.deviation import Statement, Value, first_names, number
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, both, discrete, extent
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
 from jaxddp.parity.diagnosis.optimizer.stock_step import StockStep
@@ -27,8 +27,7 @@ from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown
 NORMS = ("norm", "bn", "ln")  # in the names of normalisation layers
 EMBEDDINGS = ("emb", "wte", "wpe")  # in the names of embeddings
 SENSELESS = 2.0  # no weight decay is that large
-MATRICES = "on tensors with two or more dimensions"
-NAMED = 3  # largest number of tensors that are listed by name
+MATRICES = "matrices"
 
 
 def decay_edits(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
@@ -47,7 +46,7 @@ def _value(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     yield OptimizerEdit(
         "decay_value",
         lambda r, v: with_decay(r, np.where(decay_of(r) > 0, v[0], 0.0)),
-        lambda v: f"weight decay {number(v[0])}, the reference has {numbers(decay_of(program)[decay_of(program) > 0])}",
+        lambda v: Statement("decay", jax=v[0], torch=extent(decay_of(program)[decay_of(program) > 0])),
         (Unknown((float(decay_of(program).max()), 1e-4), unit=1e-2, high=SENSELESS),),
         values=lambda v: both(v[0], decay_of(program)[decay_of(program) > 0], program.kind, DECAY),
     )
@@ -62,33 +61,30 @@ def _from_nothing(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
 
 
 def _some(is_coupled: bool, reach: str, mask: np.ndarray) -> OptimizerEdit:
-    kind = "as an L2 penalty" if is_coupled else "decoupled"
     return OptimizerEdit(
         "decay_value",
         lambda r, v: _of_kind(with_decay(r, np.where(mask, v[0], 0.0)), is_coupled),
-        lambda v: f"weight decay {number(v[0])}, {kind}, {reach}, where the reference has none",
+        lambda v: Statement("decay_only_in_port", jax=v[0], is_coupled=is_coupled, reach=reach),
         (Unknown((1e-4, 1e-2), unit=1e-2, high=SENSELESS),),
         values=lambda v: (Value(number(v[0]), key=DECAY),),
     )
 
 
 def _kind(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
-    kinds = ("an L2 penalty, in the reference it is decoupled", "decoupled, in the reference it is an L2 penalty")
     yield discrete(
         "coupled_decay",
-        f"weight decay is {kinds[couples(program)]}",
+        Statement("kind_of_decay", is_coupled=not couples(program)),
         partial(_of_kind, is_coupled=not couples(program)),
     )
     if not couples(program) or program.kind == "SGD":  # others divide an L2 penalty by the size of the gradients
-        yield discrete("decay_rounded_away", "the factor 1 - lr x decay is rounded to float32", _rounded)
-    for rate, wrong in ((1.0, ""), (-1.0, ", and is added to the weights")):
+        yield discrete("decay_rounded_away", Statement("decay_rounded"), _rounded)
+    for rate in (1.0, -1.0):
         yield discrete(
             "decay_without_lr",
-            f"weight decay is not multiplied by the learning rate{wrong}",
+            Statement("decay_without_rate", is_added=rate < 0),
             partial(OptimizerProgram.with_edit, edit=decay_without_rate(rate)),
         )
-    after = "weight decay is applied after the update, to the updated weights, in the reference before it"
-    yield discrete("call_moved", after, partial(OptimizerProgram.with_edit, edit=decay_last))
+    yield discrete("call_moved", Statement("decay_after_update"), partial(OptimizerProgram.with_edit, edit=decay_last))
 
 
 def _rounded(program: OptimizerProgram) -> OptimizerProgram:
@@ -131,24 +127,22 @@ def _mask(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
     decayed = decay_of(program)[0] > 0
     masks = [*_reaches(program), *_toggled(program, decayed), _apparent_reach(program, decayed, sample)]
     for reach, mask in _distinct(masks, [decayed, np.zeros_like(decayed)]):  # decay on nothing is another value: 0
-        changes = {"also acts on": mask & ~decayed, "does not act on": decayed & ~mask}
-        it = " and ".join(f"{what} {listed(program, tensors)}" for what, tensors in changes.items() if tensors.any())
-        says = f"acts {reach}, unlike in the reference: it {it}" if reach else f"{it}, unlike in the reference"
-        further = mask & ~decayed
-        matrices = listed(program, further) if reach == MATRICES and further.any() else ""
-        yield discrete("decay_mask", f"weight decay {says}", partial(_masked, mask=mask), detail=matrices)
+        also, lacking = names_of(program, mask & ~decayed), names_of(program, decayed & ~mask)
+        what = Statement("decay_mask", reach=reach, also=also, lacking=lacking)
+        detail = first_names(also) if reach == MATRICES else ""
+        yield discrete("decay_mask", what, partial(_masked, mask=mask), detail=detail)
 
 
 def _distinct(masks: Iterable[tuple[str, np.ndarray]], seen: list[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield each mask once, with its first description, and skip masks that were seen before."""
+    """Yield each mask once, with its first key, and skip masks that were seen before."""
     for reach, mask in masks:
         if not any((mask == other).all() for other in seen):
             seen.append(mask)
             yield reach, mask
 
 
-def listed(program: OptimizerProgram, tensors: np.ndarray) -> str:
-    """Return the names of the tensors in a mask, the first few of many.
+def names_of(program: OptimizerProgram, tensors: np.ndarray) -> tuple[str, ...]:
+    """Return the names of the tensors in a mask.
 
     If tensors whose names differ only in integers, blocks.0.bias and blocks.1.bias, are all in, list blocks.*.bias.
     """
@@ -156,8 +150,7 @@ def listed(program: OptimizerProgram, tensors: np.ndarray) -> str:
     left_out = {pattern for pattern, chosen in zip(patterns, tensors, strict=True) if not chosen}
     of_each = zip(program.names, patterns, tensors, strict=True)
     alone = {pattern for pattern, count in Counter(patterns).items() if count == 1} | left_out
-    names = [*dict.fromkeys(name if pattern in alone else pattern for name, pattern, chosen in of_each if chosen)]
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    return (*dict.fromkeys(name if pattern in alone else pattern for name, pattern, chosen in of_each if chosen),)
 
 
 def _masked(program: OptimizerProgram, mask: np.ndarray) -> OptimizerProgram:
@@ -165,7 +158,7 @@ def _masked(program: OptimizerProgram, mask: np.ndarray) -> OptimizerProgram:
 
 
 def _kinds(program: OptimizerProgram) -> dict[str, np.ndarray]:
-    """Return kinds of tensors as descriptions and masks.
+    """Return kinds of tensors as masks.
 
     A norm has a one-dimensional scale, or a name that says so. Its bias counts both as a norm's and as a bias.
     """
@@ -182,21 +175,21 @@ def _kinds(program: OptimizerProgram) -> dict[str, np.ndarray]:
     return {
         "biases": mask(lambda name: name.endswith("bias")),
         "norms": mask(is_norm),
-        "biases of other layers than norms": mask(lambda name: name.endswith("bias") and not is_norm(name)),
+        "other_biases": mask(lambda name: name.endswith("bias") and not is_norm(name)),
         "embeddings": mask(lambda name: name not in flat and any(word in name.lower() for word in EMBEDDINGS)),
     }
 
 
 def _reaches(program: OptimizerProgram) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield common choices of tensors that decay, as a description and a mask."""
+    """Yield common choices of tensors that decay, as a key and a mask."""
     kinds = _kinds(program)
     matrices = np.array([len(shape) > 1 for shape in program.shapes])
-    yield "on all tensors", np.ones(len(program.names), bool)
+    yield "all", np.ones(len(program.names), bool)
     yield MATRICES, matrices
-    yield from ((f"on all but {kind}", ~mask) for kind, mask in kinds.items())
-    yield "on all but biases and norms", ~(kinds["biases"] | kinds["norms"])
-    yield "on all but biases, norms and embeddings", ~(kinds["biases"] | kinds["norms"] | kinds["embeddings"])
-    yield "on tensors of one dimension only", ~matrices
+    yield from ((f"all_but_{kind}", ~mask) for kind, mask in kinds.items())
+    yield "all_but_biases_and_norms", ~(kinds["biases"] | kinds["norms"])
+    yield "all_but_biases_norms_and_embeddings", ~(kinds["biases"] | kinds["norms"] | kinds["embeddings"])
+    yield "vectors", ~matrices
 
 
 def _toggled(program: OptimizerProgram, decayed: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:

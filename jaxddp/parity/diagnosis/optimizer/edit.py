@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.deviation import Deviation, Value, as_code
+from jaxddp.parity.deviation import Deviation, Statement, Value, as_code, number
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown, Values
 
@@ -18,7 +18,7 @@ class OptimizerEdit:
     Attributes:
         fault: a name of `catalogue.FAULTS`.
         change: function that makes the mistake, with values for the unknowns.
-        says: function that describes the mistake, with the values.
+        what: function that returns what the port does, with the values.
         values: function that returns the values of both sides.
         detail: what else the fix depends on, see `Deviation`.
         unknowns: numbers to be fitted.
@@ -28,7 +28,7 @@ class OptimizerEdit:
 
     fault: str
     change: Callable[[OptimizerProgram, Values], OptimizerProgram]
-    says: Callable[[Values], str]
+    what: Callable[[Values], Statement]
     unknowns: tuple[Unknown, ...] = ()
     excludes: frozenset[str] = frozenset()
     removes: bool = False
@@ -37,33 +37,24 @@ class OptimizerEdit:
 
     def deviation(self, values: Values) -> Deviation:
         """Return the mistake with its values."""
-        return Deviation(self.fault, self.says(values), self.values(values), detail=self.detail)
+        return Deviation(self.fault, self.what(values), self.values(values), detail=self.detail)
 
 
 def discrete(
-    fault: str, says: str, change: Callable[[OptimizerProgram], OptimizerProgram], *values: Value, **fields: Any
+    fault: str, what: Statement, change: Callable[[OptimizerProgram], OptimizerProgram], *values: Value, **fields: Any
 ) -> OptimizerEdit:
     """Return a mistake without unknowns."""
-    return OptimizerEdit(fault, lambda program, _: change(program), lambda _: says, values=lambda _: values, **fields)
+    return OptimizerEdit(fault, lambda program, _: change(program), lambda _: what, values=lambda _: values, **fields)
 
 
-def number(value: float) -> str:
-    """Format a number as a programmer would write it.
+def extent(values: np.ndarray) -> tuple[float, ...]:
+    """Return the reference's values, which may differ between tensors or steps; of many, two and the largest.
 
-    >>> [number(x) for x in (0.0001, 1e-8, 2.0, 0.30000000000000004)]
-    ['0.0001', '1e-8', '2', '0.3']
+    >>> extent(np.array([0.9, 0.9])), extent(np.array([0.85, 0.9, 0.95, 0.92]))
+    ((0.9,), (0.85, 0.9, 0.95))
     """
-    return f"{value:.6g}".replace("e-0", "e-").replace("e+0", "e")
-
-
-def numbers(values: np.ndarray) -> str:
-    """Format the reference's values, which may differ between tensors or steps.
-
-    >>> numbers(np.array([0.9, 0.9])), numbers(np.array([0.01, 0.0])), numbers(np.array([0.85, 0.9, 0.95]))
-    ('0.9', '0 and 0.01', '0.85 to 0.95')
-    """
-    few = np.unique(values)
-    return " and ".join(map(number, few)) if len(few) < 3 else f"{number(few[0])} to {number(few[-1])}"
+    few = [float(x) for x in np.unique(values)]
+    return (*few[:2], *few[2:][-1:])
 
 
 def both(value: float, reference: np.ndarray | float, call: str = "", key: str = "") -> tuple[Value, ...]:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
@@ -11,10 +11,10 @@ from operator import methodcaller
 import numpy as np
 
 from jaxddp.parity.compare.patterns import scaled
-from jaxddp.parity.deviation import Value
+from jaxddp.parity.deviation import Statement, Value, number
 from jaxddp.parity.diagnosis.optimizer import trace_edits
 from jaxddp.parity.diagnosis.optimizer.decay import DECAY, decay_edits
-from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, both, discrete, number, numbers, typical
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, both, discrete, extent, typical
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.rates_of_tensors import EQUAL, rates_of_tensors
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
@@ -25,33 +25,20 @@ from jaxddp.parity.diagnosis.optimizer.warmup import warmup_edits
 from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown, Values
 from jaxddp.parity.diagnosis.wrong_clipping import ClippingFault, at_norm, by_value, wrong_clipping
 
-SEEN = "the optimizer sees gradients"
+SEEN = "seen_gradients"
 LINEAR = ("SGD", "ASGD")  # whose updates are linear in the gradients
-# Parts of the state in words; "step" is said last.
-WORDS = {
-    "exp_avg": "means of gradients",
-    "grad_avg": "means of gradients",
-    "exp_avg_sq": "means of squares",
-    "square_avg": "means of squares",
-    "sum": "means of squares",
-    "momentum_buffer": "momentum",
-    "max_exp_avg_sq": "largest squares",
-    "step": "count",
-}
 OPTION = "optimizer_option"
-# Fault of a wrong option, and the option in words; a fault of one optimizer only under "optimizer.option".
+# Fault of a wrong option; a fault of one optimizer only under "optimizer.option".
 OPTIONS = {
-    "betas": ("betas", ("beta1", "beta2")),
-    "momentum": ("betas", ("momentum",)),
-    "RMSprop.alpha": ("rmsprop_decay", ("RMSprop's decay of squares",)),
-    "dampening": ("dampening", ("dampening",)),
-    "eps": ("eps_value", ("eps",)),
-    "initial_accumulator_value": ("adagrad_accumulator", ("the accumulator's start",)),
+    "betas": "betas",
+    "momentum": "betas",
+    "RMSprop.alpha": "rmsprop_decay",
+    "dampening": "dampening",
+    "eps": "eps_value",
+    "initial_accumulator_value": "adagrad_accumulator",
 }
-FLAGS = {"nesterov": ("nesterov", "Nesterov momentum"), "amsgrad": ("amsgrad", "AMSGrad")}
-FLAGS |= {"centered": ("rmsprop_centred", "a centred RMSprop")}
+FLAGS = {"nesterov": "nesterov", "amsgrad": "amsgrad", "centered": "rmsprop_centred"}
 EPS_STARTS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
-MOST_STEPS = 6  # whose numbers are said
 SHARES = ("momentum", "betas", "alpha", "rho")  # options near 1, where 1 - x counts
 
 
@@ -85,34 +72,32 @@ def edits(program: OptimizerProgram, sample: Sample, evidence: OptimizerEvidence
 
 
 def _counts(replicas: int, micro_batches: int) -> dict[int, str]:
-    """Return the counts above 1 that may scale a run, each with a description.
+    """Return the counts above 1 that may scale a run, each with what is counted.
 
     >>> _counts(2, 4)
-    {8: 'replicas times micro-batches', 4: 'the number of micro-batches', 2: 'the number of replicas'}
+    {8: 'replicas_times_micro_batches', 4: 'micro_batches', 2: 'replicas'}
     >>> _counts(2, 2)
-    {4: 'replicas times micro-batches', 2: 'the number of replicas, or of micro-batches'}
+    {4: 'replicas_times_micro_batches', 2: 'replicas_or_micro_batches'}
     """
-    both = ", or of micro-batches" if replicas == micro_batches else ""
     counts = {
-        replicas * micro_batches: "replicas times micro-batches",
-        micro_batches: "the number of micro-batches",
-        replicas: f"the number of replicas{both}",
+        replicas * micro_batches: "replicas_times_micro_batches",
+        micro_batches: "micro_batches",
+        replicas: "replicas_or_micro_batches" if replicas == micro_batches else "replicas",
     }
-    return {count: what for count, what in counts.items() if count > 1}
+    return {count: of for count, of in counts.items() if count > 1}
 
 
 def _rate(program: OptimizerProgram, counts: dict[int, str]) -> Iterator[OptimizerEdit]:
-    factors: dict[float, str] = {}
-    for count, what in counts.items():
-        root = math.sqrt(count)
-        factors |= {root: f"times {number(root)}, the root of {what}"}
-        factors |= {1 / root: f"divided by {number(root)}, the root of {what}"}
-    for count, what in counts.items():
-        factors |= {float(count): f"times {count}, {what}", 1.0 / count: f"divided by {count}, {what}"}
+    factors: dict[float, Statement] = {}
+    for is_root in (True, False):
+        for count, of in counts.items():
+            times = math.sqrt(count) if is_root else float(count)
+            what = Statement("rate_by_count", factor=times, of=of, is_root=is_root)
+            factors |= {times: what.but(by="times"), 1 / times: what.but(by="divided_by")}
     yield OptimizerEdit(
         "lr_scaled",
         lambda p, v: replace(p, factor=v[0]),
-        lambda v: f"learning rate {factors.get(v[0], f'times {_factor(v[0])}')}",
+        lambda v: factors.get(v[0]) or Statement("rate_times", factor=_factor(v[0])),
         (Unknown((1.0,), low=1e-6, likely=tuple(factors)),),
         frozenset({"loss_scale"} if program.kind in LINEAR else ()),
         values=lambda v: (Value(_factor(v[0]), "1", key="lr", is_factor=True),),
@@ -139,7 +124,7 @@ def _scale(program: OptimizerProgram, counts: dict[int, str], sizes: Mapping[int
     yield OptimizerEdit(
         "loss_scale",
         lambda p, v: replace(p, scale=p.scale * v[0]),
-        lambda v: scaled(SEEN, v[0], sizes).says,
+        lambda v: scaled(SEEN, v[0], sizes).what,
         (replace(unknown, likely=tuple(likely)),),
         frozenset({same}),
         values=lambda v: scaled(SEEN, v[0], sizes).values,
@@ -150,7 +135,7 @@ def _hidden(evidence: OptimizerEvidence) -> Iterator[OptimizerEdit]:
     """Yield the factors of gradients that the port does not show; a loss scale of that size is one of these."""
     for one, times in evidence.factors:
         change = partial(_scaled, times=times)
-        yield discrete(one.kind, one.says, change, *one.values, excludes=frozenset({"loss_scale"}))
+        yield discrete(one.kind, one.what, change, *one.values, excludes=frozenset({"loss_scale"}))
 
 
 def _scaled(program: OptimizerProgram, times: float) -> OptimizerProgram:
@@ -161,7 +146,7 @@ def _unused(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     if not program.used.all():
         yield discrete(
             "unused_parameters",
-            "parameters without a gradient are updated as if it were 0",
+            Statement("updated_without_gradient"),
             lambda p: replace(p, used=np.ones_like(p.used)),
         )
 
@@ -170,13 +155,13 @@ def _restore(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     at = program.restored_at
     if at is None or not 0 < at < len(program.index):
         return
-    losable = {key: WORDS.get(key, key) for key in sorted(program.state_keys, key=lambda key: key == "step")}
-    losable |= {"schedule": "position in the schedule"} if program.scheduled else {}
+    losable = sorted(program.state_keys, key=lambda key: key == "step")  # which is said last
+    losable += ["schedule"] * program.scheduled
     for size in range(1, len(losable) + 1):
         for lost in itertools.combinations(losable, size):
             yield discrete(
                 "resume_lost_state",
-                f"restoring after step {at} loses {', '.join(losable[part] for part in lost)}",
+                Statement("restoring_loses", step=at, lost=lost),
                 partial(_losing, at=at, lost=frozenset(lost)),
             )
 
@@ -186,12 +171,9 @@ def _resets(program: OptimizerProgram, sample: Sample, floor: float) -> Iterator
     worst = sample.of_tensors(sample.misfit(program)).max(axis=1)
     period = int(np.argmax(worst > max(EQUAL, floor)))  # 0 too if none differs
     if period > 1 and program.restored_at is None:
-        for lost, what in (
-            (program.state_keys, "the optimizer's state"),
-            (program.moments, "the optimizer's state without the count"),
-        ):
-            says = f"{what} is lost every {period} steps"
-            yield discrete("state_reset", says, partial(replace, period=period, lost=frozenset(lost)))
+        for lost, counts in ((program.state_keys, False), (program.moments, True)):
+            what = Statement("state_lost", steps=period, counts=counts)
+            yield discrete("state_reset", what, partial(replace, period=period, lost=frozenset(lost)))
 
 
 def _skips(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
@@ -201,15 +183,13 @@ def _skips(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]
     )
     if not skipped.any() or skipped.all():
         return
-    steps = [int(step) + 1 for step in np.flatnonzero(skipped)]
-    numbers = f"{', '.join(map(str, steps[:MOST_STEPS]))}{' and more' * (len(steps) > MOST_STEPS)}"
-    says = f"no parameter moves at step{'s' * (len(steps) > 1)} {numbers}"
+    what = Statement("updates_skipped", steps=tuple(int(step) + 1 for step in np.flatnonzero(skipped)))
     used = program.used & ~skipped[:, None]
     still = np.where(skipped[:, None], 0.0, program.lr)
-    yield discrete("updates_skipped", f"{says}, nor does the optimizer's state", lambda p: replace(p, used=used))
+    yield discrete("updates_skipped", what.but(state_moves=False), lambda p: replace(p, used=used))
     yield discrete(
         "updates_skipped",
-        f"{says}, while the optimizer's state does",
+        what.but(state_moves=True),
         lambda p: replace(p, rates=still, index=np.arange(len(still)), factor=1.0),
     )
 
@@ -229,40 +209,36 @@ def _options(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     for option, names in together.items():
         if option == DECAY:
             continue
-        fault, words = OPTIONS.get(f"{program.kind}.{option}") or OPTIONS.get(option) or (OPTION, tuple(names))
-        titles = words if len(words) == len(names) else names
-        yield _option(fault, program, dict(zip(names, titles, strict=True)))
+        yield _option(OPTIONS.get(f"{program.kind}.{option}") or OPTIONS.get(option) or OPTION, program, names)
     if "eps" in program.options:
-        none = f"eps 0, the reference has {numbers(program.options['eps'])}"
+        none = Statement("options", optimizer=program.kind, each=(("eps", 0.0, extent(program.options["eps"])),))
         values = both(0.0, program.options["eps"], program.kind, "eps")
         yield discrete("eps_value", none, partial(OptimizerProgram.with_options, eps=0.0), *values, removes=True)
 
 
-def _option(fault: str, program: OptimizerProgram, words: dict[str, str]) -> OptimizerEdit:
+def _option(fault: str, program: OptimizerProgram, names: Sequence[str]) -> OptimizerEdit:
     """Return an edit with other values for some options.
 
     Args:
         fault: a name of `catalogue.FAULTS`.
         program: the reference's.
-        words: option -> its name in messages.
+        names: the options.
     """
-    references = [program.options[name] for name in words]
+    references = [program.options[name] for name in names]
 
     def differing(fitted: Values) -> list[tuple[str, float, np.ndarray]]:
-        of_each = zip(words, fitted, references, strict=True)
+        of_each = zip(names, fitted, references, strict=True)
         return [one for one in of_each if not np.allclose(one[2], one[1], rtol=1e-9, atol=1e-14)]
 
-    def says(fitted: Values) -> str:
-        return " and ".join(
-            f"{words[name]} {number(value)}, the reference has {numbers(reference)}"
-            for name, value, reference in differing(fitted)
-        )
+    def what(fitted: Values) -> Statement:
+        each = tuple((name, value, extent(reference)) for name, value, reference in differing(fitted))
+        return Statement("options", optimizer=program.kind, each=each)
 
     return OptimizerEdit(
         fault,
-        lambda p, v: p.with_options(**dict(zip(words, v, strict=True))),
-        says,
-        tuple(_unknown(name, typical(reference)) for name, reference in zip(words, references, strict=True)),
+        lambda p, v: p.with_options(**dict(zip(names, v, strict=True))),
+        what,
+        tuple(_unknown(name, typical(reference)) for name, reference in zip(names, references, strict=True)),
         frozenset({"loss_scale"} if fault == "eps_value" else ()),
         values=lambda v: tuple(
             x for name, fitted, reference in differing(v) for x in both(fitted, reference, program.kind, name)
@@ -286,9 +262,8 @@ def _unknown(option: str, reference: float) -> Unknown:
 def _flags(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     for name, value in program.flags.items():
         if isinstance(value, bool) and name != "decoupled_weight_decay":
-            fault, words = FLAGS.get(name, (OPTION, name))
-            says = f"{words} in {'the reference' if value else 'the port'} only"
-            yield discrete(fault, says, partial(_flipped, name=name), removes=value)
+            what = Statement("flag", name=name, of="torch" if value else "jax")
+            yield discrete(FLAGS.get(name, OPTION), what, partial(_flipped, name=name), removes=value)
 
 
 def _flipped(program: OptimizerProgram, name: str) -> OptimizerProgram:
@@ -297,32 +272,32 @@ def _flipped(program: OptimizerProgram, name: str) -> OptimizerProgram:
 
 def _calls(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     """Yield changes of the step's calls."""
-    inside = "eps is added inside the root"
-    changes: list[tuple[str, str, TraceEdit]] = []
+    nesterov = Statement("flag", name="nesterov", of="jax")
+    changes: list[tuple[str, Statement, TraceEdit]] = []
     if program.kind in ("Adam", "AdamW"):  # before the bias correction goes, in which it finds beta1 and the step
-        changes.append(("nesterov", "Nesterov momentum in the port only", trace_edits.ahead_in_adam))
+        changes.append(("nesterov", nesterov, trace_edits.ahead_in_adam))
     changes += [
-        ("eps_in_root", f"{inside}, the reference has it outside", trace_edits.eps_inside(also_outside=False)),
-        ("eps_in_root", f"{inside}, too, and not only outside", trace_edits.eps_inside(also_outside=True)),
-        ("no_bias_correction", f"{program.kind} without bias correction", trace_edits.NO_BIAS_CORRECTION),
+        ("eps_in_root", Statement("eps_in_root", too=also), trace_edits.eps_inside(also_outside=also))
+        for also in (False, True)
     ]
+    uncorrected = Statement("no_bias_correction", optimizer=program.kind)
+    changes.append(("no_bias_correction", uncorrected, trace_edits.NO_BIAS_CORRECTION))
     if numbers := trace_edits.numbers_of_state(program.trace):
-        says = f"torch keeps {' and '.join(numbers)} of its state in float32, and the port does not"
-        changes.append(("rate_rounded", says, trace_edits.in_float64))
+        changes.append(("rate_rounded", Statement("state_in_float32", of=tuple(numbers)), trace_edits.in_float64))
     yield from (_change(*change) for change in changes if change[2](program.trace) != program.trace)
     if program.kind == "RMSprop":
-        yield _change("nesterov", "Nesterov momentum in the port only", trace_edits.ahead_in_rmsprop)
+        yield _change("nesterov", nesterov, trace_edits.ahead_in_rmsprop)
     if "amsgrad" in program.flags:
-        says = "AMSGrad's largest of the corrected squares, as optax has it"
         corrected = trace_edits.largest_corrected
-        yield discrete("amsgrad", says, lambda p: p.with_flags(amsgrad=True).with_edit(corrected))
+        yield discrete(
+            "amsgrad", Statement("corrected_squares"), lambda p: p.with_flags(amsgrad=True).with_edit(corrected)
+        )
     if program.kind == "SGD" and program.scheduled and program.options["momentum"].any():
-        says = "momentum sums updates, each at the learning rate of its step, where the reference sums gradients"
-        yield _change("lr_in_momentum", says, trace_edits.rate_first)
+        yield _change("lr_in_momentum", Statement("momentum_of_updates"), trace_edits.rate_first)
 
 
-def _change(fault: str, says: str, edit: TraceEdit) -> OptimizerEdit:
-    return discrete(fault, says, lambda p: p.with_edit(edit), removes=edit is trace_edits.NO_BIAS_CORRECTION)
+def _change(fault: str, what: Statement, edit: TraceEdit) -> OptimizerEdit:
+    return discrete(fault, what, lambda p: p.with_edit(edit), removes=edit is trace_edits.NO_BIAS_CORRECTION)
 
 
 def _starts(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
@@ -332,7 +307,7 @@ def _starts(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         yield OptimizerEdit(
             "dampening",
             lambda p, v: replace(p.with_options(dampening=v[0]), begin={"momentum_buffer": 0.0}),
-            lambda v: f"dampening {number(v[0])} from the first gradient on, the reference has {numbers(reference)}",
+            lambda v: Statement("dampening_at_first", jax=v[0], torch=extent(reference)),
             (Unknown((float(reference.max()), 0.5), high=1.0),),
             values=lambda v: both(v[0], reference, program.kind, "dampening"),
         )
@@ -341,7 +316,7 @@ def _starts(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         yield OptimizerEdit(
             "rmsprop_centred",
             lambda p, v: p.with_edit(starting, start=v[0]),
-            lambda v: f"RMSprop's squares start from {number(v[0])}, in the reference from 0",
+            lambda v: Statement("squares_start", jax=v[0]),
             (Unknown((1e-3, 0.1, 1.0), unit=0.1),),  # searched linearly, because the value may be 0
             values=lambda v: both(v[0], 0.0),
         )
@@ -370,7 +345,7 @@ def clip_edits(program: OptimizerProgram, sample: Sample, world_size: int) -> It
         never_clips = np.all(replace(reference, **fields).factor(program.norms) == 1.0)
         if one.kind != "clip_norm_local" or not never_clips:
             clipped = methodcaller("with_clipping", **fields)
-            yield discrete(one.kind, one.says, clipped, *one.values, removes=one.kind == "clip_missing")
+            yield discrete(one.kind, one.what, clipped, *one.values, removes=one.kind == "clip_missing")
     sizes = np.abs(sample.gradients / program.clipped[: len(sample.gradients), None])
     starts = tuple(float(x) for x in np.quantile(sizes, (0.5, 0.9, 0.99)) if x > 0)
     values = Unknown((*VALUES, *starts), "log", low=1e-12, high=float(sizes.max()))
@@ -382,7 +357,7 @@ def _fitted(wrong: Callable[[float], ClippingFault], unknown: Unknown, *excludes
     return OptimizerEdit(
         wrong(1.0)[0].kind,
         lambda program, v: program.with_clipping(**wrong(v[0])[1]),
-        lambda v: wrong(v[0])[0].says,
+        lambda v: wrong(v[0])[0].what,
         (unknown,),
         frozenset(excludes),
         values=lambda v: wrong(v[0])[0].values,

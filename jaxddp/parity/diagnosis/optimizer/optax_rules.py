@@ -8,7 +8,7 @@ import numpy as np
 import optax
 from jax import numpy as jnp
 
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence, residuals
 from jaxddp.parity.diagnosis.search.decide import Hypothesis
@@ -21,29 +21,24 @@ class OptaxRule(NamedTuple):
 
     Attributes:
         name: Optax's function.
-        instead: what torch does instead.
         direction: torch's options -> the transformation before the learning rate.
     """
 
     name: str
-    instead: str
     direction: Callable[[Numbers], optax.GradientTransformation]
 
 
 RULES = {
     "NAdam": OptaxRule(
         "optax.nadam",
-        "torch's momentum grows from step to step",
         lambda n: optax.scale_by_adam(n["betas[0]"], n["betas[1]"], n["eps"], nesterov=True),
     ),
     "RAdam": OptaxRule(
         "optax.radam",
-        "torch adds eps before it corrects the bias, and rectifies in double precision",
         lambda n: optax.scale_by_radam(n["betas[0]"], n["betas[1]"], n["eps"]),
     ),
     "Rprop": OptaxRule(
         "optax.rprop",
-        "torch uses each step size in the step that changes it",
         lambda n: optax.chain(
             optax.scale_by_rprop(n["lr"], n["etas[0]"], n["etas[1]"], n["step_sizes[0]"], n["step_sizes[1]"]),
             optax.scale(1 / n["lr"]),
@@ -76,4 +71,4 @@ def optax_rule(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypoth
             rate = float(program.lr[index, 0])
             predicted = {name: -rate * np.asarray(x) for name, x in directions.items()}
             worst = max(worst, *residuals(step.update, predicted).values())
-    return Hypothesis((Deviation("optax_rule", f"{rule.name}'s rule: {rule.instead}"),), worst)
+    return Hypothesis((Deviation("optax_rule", Statement("optax_rule", function=rule.name)),), worst)

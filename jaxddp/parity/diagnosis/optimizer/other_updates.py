@@ -7,8 +7,8 @@ import numpy as np
 
 from jaxddp.parity.compare.clipping import NOT_CLIPPED
 from jaxddp.parity.compare.rates import is_float32, share_of
-from jaxddp.parity.deviation import Deviation
-from jaxddp.parity.diagnosis.optimizer.edit import both, number
+from jaxddp.parity.deviation import Deviation, Statement
+from jaxddp.parity.diagnosis.optimizer.edit import both
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.schedules import FAULT, STRAIGHT, column_of
 from jaxddp.parity.diagnosis.optimizer.update_evidence import (
@@ -40,35 +40,37 @@ def aliased(
     if not off or 2 * len(off) >= len(program.names):
         return None
     worst = 0.0
-    says: dict[str, str] = {}
+    sources: dict[str, tuple[str, str]] = {}
     before: Tensors = {}
     for of_step, (step, predicted, _) in zip(residuals, replay(program, evidence), strict=True):
         norm = stage_norm(step.update)
         for name, value in of_step.items():
             if value > floor:
                 value, source = _nearest(name, step, predicted, before, norm)
-                says[name] = source
+                sources[name] = source
             worst = max(worst, value)
         before = predicted
-    all_says = "; ".join(f"the update of {n} {what}" for n, what in says.items())
-    return Hypothesis((Deviation("aliased_buffers", all_says),), worst)
+    each = tuple((name, *source) for name, source in sources.items())
+    return Hypothesis((Deviation("aliased_buffers", Statement("updates_of_others", each=each)),), worst)
 
 
-def _nearest(name: str, step: OptimizerStep, predicted: Tensors, before: Tensors, norm: float) -> tuple[float, str]:
-    """Return the residual of the nearest source of a tensor's update, and a description of the source."""
+def _nearest(
+    name: str, step: OptimizerStep, predicted: Tensors, before: Tensors, norm: float
+) -> tuple[float, tuple[str, str]]:
+    """Return the residual of the nearest source of a tensor's update, and the source: its kind, and a tensor or ""."""
     observed, own = step.update[name], step.params[name].ravel()
     others = {other: value for other, value in predicted.items() if other != name and value.size == observed.size}
-    candidates: Mapping[str, np.ndarray] = {
-        **{f"is that of {other}": value for other, value in others.items()},
-        **{f"makes it {other}": step.params[other].ravel() + value.ravel() - own for other, value in others.items()},
-        **({"is that of the step before": before[name]} if before else {}),
+    candidates: Mapping[tuple[str, str], np.ndarray] = {
+        **{("update", other): value for other, value in others.items()},
+        **{("result", other): step.params[other].ravel() + value.ravel() - own for other, value in others.items()},
+        **({("before", ""): before[name]} if before else {}),
     }
     distances = {
-        says: relative(float(np.linalg.norm(value.ravel() - observed.ravel())), norm)
-        for says, value in candidates.items()
+        source: relative(float(np.linalg.norm(value.ravel() - observed.ravel())), norm)
+        for source, value in candidates.items()
     }
-    says = min(distances, key=distances.__getitem__, default="")
-    return distances.get(says, np.inf), says
+    nearest = min(distances, key=distances.__getitem__, default=("", ""))
+    return distances.get(nearest, np.inf), nearest
 
 
 def of_gradients(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypothesis | None:
@@ -83,15 +85,15 @@ def of_gradients(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypo
     if program.kind == "SGD":
         return None
     found, scheduled = [], column_of(program)[np.clip(program.index, 0, len(program.rates) - 1)]
-    for rates, times in ((np.ones_like(scheduled), ""), (scheduled, " and the rate")):
+    for rates, by_rate in ((np.ones_like(scheduled), False), (scheduled, True)):
         factor, worst = 0.0, 0.0
         for index in range(len(evidence.steps)):
             step = evidence.steps[index]
             gradients = {name: rates[index] * step.gradient(name) for name in step.update}
             factor = factor or share_of(step.update, gradients, [*gradients])
             worst = max(worst, *residuals(step.update, {name: factor * x for name, x in gradients.items()}).values())
-        says = f"the parameters move by their gradients times {number(factor)}{times}, in {program.kind} by its updates"
-        found.append(Hypothesis((Deviation("gradients_applied", says),), worst, 1, is_plain(factor)))
+        what = Statement("gradients_applied", factor=factor, by_rate=by_rate, optimizer=program.kind)
+        found.append(Hypothesis((Deviation("gradients_applied", what),), worst, 1, is_plain(factor)))
     return min(found, key=lambda one: one.residual)
 
 
@@ -122,9 +124,8 @@ def rounded_rate(evidence: OptimizerEvidence, program: OptimizerProgram, floor: 
             return None
     if is_allowed:
         return None
-    says = f"the learning rate is off by {furthest:.0e} of the largest, as where a part of it is computed in float32"
     measured = "each update is a multiple of the reference's"
-    return Hypothesis((Deviation("rate_rounded", says),), worst, measured=measured)
+    return Hypothesis((Deviation("rate_rounded", Statement("rate_rounded", by=furthest)),), worst, measured=measured)
 
 
 def free_rates(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypothesis | None:
@@ -153,9 +154,10 @@ def free_rates(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypoth
         return None
     if _are_skipped(differs & (rates <= STRAIGHT * peak)):
         return None
-    first = int(differs.argmax())
-    values = both(rates[first], expected[first], key="lr")
-    return Hypothesis((Deviation(FAULT, _in_words(rates, expected, differs), values),), worst, len(rates))
+    first, count = int(differs.argmax()), int(differs.sum())
+    jax, torch = float(rates[first]), float(expected[first])
+    what = Statement("other_rate_at", step=first + 1, jax=jax, torch=torch, differing=count, steps=len(rates))
+    return Hypothesis((Deviation(FAULT, what, both(jax, torch, key="lr")),), worst, len(rates))
 
 
 def _are_scaled(rates: np.ndarray, expected: np.ndarray, peak: float) -> bool:
@@ -172,16 +174,3 @@ def _are_skipped(zero: np.ndarray) -> bool:
     """
     begins, ends = np.flatnonzero(~zero)[[0, -1]] if not zero.all() else (0, -1)
     return bool(zero[begins : ends + 1].any())
-
-
-def _in_words(rates: np.ndarray, expected: np.ndarray, differs: np.ndarray) -> str:
-    """Describe rates by the first one that differs.
-
-    >>> rates, expected = np.array([0.1, 0.1, 0.01]), np.array([0.1, 0.01, 0.01])
-    >>> _in_words(rates, expected, rates != expected)
-    "the learning rate is 0.1 at step 2, the reference's 0.01; it differs at 1 of 3 steps"
-    """
-    first = int(differs.argmax())
-    often = f"it differs at {int(differs.sum())} of {len(rates)} steps"
-    one, other = number(rates[first]), number(expected[first])
-    return f"the learning rate is {one} at step {first + 1}, the reference's {other}; {often}"

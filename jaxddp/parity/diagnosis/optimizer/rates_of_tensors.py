@@ -7,9 +7,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxddp.parity.deviation import Value
-from jaxddp.parity.diagnosis.optimizer.decay import listed
-from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
+from jaxddp.parity.deviation import Statement, Value, number
+from jaxddp.parity.diagnosis.optimizer.decay import names_of
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
 from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown
@@ -32,11 +32,13 @@ def _of_some(program: OptimizerProgram, sample: Sample, floor: float) -> Iterato
     off = np.any(sample.of_tensors(sample.misfit(program)) > max(EQUAL, floor) * own, axis=0)
     if not off.any() or off.all():
         return
-    which = listed(program, np.asarray(off))
+    which = names_of(program, np.asarray(off))
     yield OptimizerEdit(
         "rate_of_some",
         lambda p, v: replace(p, factor=np.where(off, v[0], 1.0)),
-        lambda v: f"learning rate of {which} times {number(v[0])}" if v[0] else f"not updated in the port: {which}",
+        lambda v: (
+            Statement("rates_of_tensors", each=((which, v[0]),)) if v[0] else Statement("not_updated", names=which)
+        ),
         (Unknown((0.5,), low=-1.0),),
         frozenset({"lr_scaled", "warmup_start", "lr_off_by_one", "scheduler_too_fast"}),
         values=lambda v: (Value(number(v[0]), "1", key="lr", is_factor=True),) if v[0] else (),
@@ -54,9 +56,8 @@ def _of_groups(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerE
     distinct = {f"{factor:.{DISTINCT}g}" for factor in groups}  # a single rate, rounded in float32, is not several
     if not np.isfinite(factors).all() or not 1 < len(distinct) == len(groups) <= len(program.names) // 2:
         return
-    each = (f"of {listed(program, factors == factor)} times {number(factor)}" for factor in groups)
-    says = f"learning rate {', '.join(each)}"
-    yield discrete("rate_of_some", says, lambda p: replace(p, factor=factors))
+    each = tuple((names_of(program, factors == factor), float(factor)) for factor in groups)
+    yield discrete("rate_of_some", Statement("rates_of_tensors", each=each), lambda p: replace(p, factor=factors))
 
 
 def _plain(factor: float) -> float:

@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from jaxddp.parity.deviation import Value
-from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, both, discrete, number
+from jaxddp.parity.deviation import Statement, Value
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, both, discrete
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown, Values
 
@@ -25,23 +25,23 @@ def schedule_edits(program: OptimizerProgram, counts: dict[int, str]) -> Iterato
 
     Args:
         program: the reference's optimizer.
-        counts: numbers of steps that a step may count for, each with a description.
+        counts: numbers of steps that a step may count for, each with what is counted.
     """
     if not program.scheduled:
         return
-    for shift, where in ((1, "ahead"), (-1, "behind")):
-        yield discrete("lr_off_by_one", f"the schedule is one step {where}", _at(partial(np.add, shift)))
-    for speed, what in counts.items():
-        says = f"the schedule advances {speed} times per step, {what}"
-        yield discrete("scheduler_too_fast", says, _at(partial(np.multiply, speed)))
+    for shift in (1, -1):
+        yield discrete("lr_off_by_one", Statement("schedule_shifted", by=shift), _at(partial(np.add, shift)))
+    for speed, of in counts.items():
+        what = Statement("schedule_too_fast", times=speed, of=of)
+        yield discrete("scheduler_too_fast", what, _at(partial(np.multiply, speed)))
     steps = len(program.index)
     yield from _constant(program)
     yield from _staircase(program, counts)
     for n in range(2, steps):
-        yield discrete(FAULT, f"the learning rate changes only every {n} steps", _at(partial(_held, n)))
-        yield discrete(FAULT, f"the schedule advances only every {n} steps", _at(partial(_slowed, n)))
+        yield discrete(FAULT, Statement("rate_held", steps=n), _at(partial(_held, n)))
+        yield discrete(FAULT, Statement("schedule_slowed", steps=n), _at(partial(_slowed, n)))
         if n != program.restored_at or steps > 2 * n:  # one restart, where the run restores, is a lost position
-            yield discrete(FAULT, f"the schedule starts again every {n} steps", _at(partial(_repeated, n)))
+            yield discrete(FAULT, Statement("schedule_repeated", steps=n), _at(partial(_repeated, n)))
     yield from _floor(program)
     yield from _power(program)
     yield from _stretched(program)
@@ -71,7 +71,7 @@ def _constant(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         yield OptimizerEdit(
             FAULT,
             lambda program, values: replace(program, index=np.zeros_like(program.index), factor=values[0] / column[0]),
-            lambda values: f"the learning rate stays at {number(values[0])}, the reference's changes",
+            lambda values: Statement("rate_stays", jax=values[0]),
             (Unknown((float(column[0]),), unit=float(column[0]), low=1e-12),),
             OTHERS,
         )
@@ -89,20 +89,17 @@ def _staircase(program: OptimizerProgram, counts: dict[int, str]) -> Iterator[Op
         return
     for n in range(1, len(program.index)) if every > 1 else ():
         if n % every and every / n not in counts:  # the others are a clock that is slow, or runs ahead
-            says = f"the learning rate changes every {n} steps, the reference's every {every}"
-            yield discrete(FAULT, says, _at(partial(_paced, every, n)), Value(f"{n}", f"{every}"))
+            what = Statement("rate_changes_every", jax=n, torch=every)
+            yield discrete(FAULT, what, _at(partial(_paced, every, n)), Value(f"{n}", f"{every}"))
 
     def change(program: OptimizerProgram, values: Values) -> OptimizerProgram:
         return _falling(program, 0, lambda rates: rates[0] * values[0] ** np.round(np.log(rates / rates[0]) / fall))
 
     fall = math.log(factors[0])
-    says = f"every {every} steps" if every > 1 else "at each step"
     yield OptimizerEdit(
         FAULT,
         change,
-        lambda values: (
-            f"the learning rate falls by the factor {number(values[0])} {says}, the reference's by {number(factors[0])}"
-        ),
+        lambda values: Statement("falls_by", jax=values[0], torch=float(factors[0]), steps=every),
         (Unknown((float(factors[0]), 0.5, 0.95), low=1e-6, high=1.0),),
         OTHERS,
         values=lambda values: both(values[0], factors[0]),
@@ -128,7 +125,7 @@ def _floor(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         yield OptimizerEdit(
             FAULT,
             lambda program, values: _falling(program, top, lambda rates: peak + (rates - peak) * values[0]),
-            lambda values: f"the learning rate falls {number(values[0])} times as far from its peak as the reference's",
+            lambda values: Statement("falls_as_far", times=values[0]),
             (Unknown((0.5,), low=1e-3),),
             OTHERS,
         )
@@ -142,12 +139,12 @@ def _floor(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         share = (peak - lowest_of(values)) / (peak - least)
         return _falling(program, top, lambda rates: peak + (rates - peak) * share)
 
-    def says(values: Values) -> str:
-        return f"the learning rate falls to {number(lowest_of(values))}, the reference's to {number(least)}"
+    def what(values: Values) -> Statement:
+        return Statement("falls_to", jax=lowest_of(values), torch=least)
 
     unknown = Unknown((0.1 * peak,), unit=peak, low=-STRAIGHT * peak, high=peak, likely=(0.0,), rounded=True)
     yield OptimizerEdit(
-        FAULT, change, says, (unknown,), OTHERS, values=lambda values: both(lowest_of(values), least, key="lr")
+        FAULT, change, what, (unknown,), OTHERS, values=lambda values: both(lowest_of(values), least, key="lr")
     )
 
 
@@ -179,10 +176,10 @@ def _power(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     def change(program: OptimizerProgram, values: Values) -> OptimizerProgram:
         return _falling(program, top, lambda rates: peak * (rates / peak) ** values[0])
 
-    def says(values: Values) -> str:
-        return f"the learning rate's share of its peak is the reference's to the power {number(values[0])}"
+    def what(values: Values) -> Statement:
+        return Statement("rate_to_power", power=values[0])
 
-    yield OptimizerEdit(FAULT, change, says, (Unknown((2.0, 0.5), low=1e-3, likely=(2.0, 3.0, 0.5)),), OTHERS)
+    yield OptimizerEdit(FAULT, change, what, (Unknown((2.0, 0.5), low=1e-3, likely=(2.0, 3.0, 0.5)),), OTHERS)
 
 
 def column_of(program: OptimizerProgram) -> np.ndarray:
@@ -220,11 +217,11 @@ def _stretched(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
         rates = curve(np.arange(len(column)) * values[0])
         return replace(program, rates=rates[:, None] * shares)
 
-    def says(values: Values) -> str:
-        return f"the schedule is stretched: a step of it takes {number(1 / values[0])} steps"
+    def what(values: Values) -> Statement:
+        return Statement("schedule_stretched", steps=1 / values[0])
 
     likely = tuple(1 / steps for steps in range(2, 101))
-    yield OptimizerEdit(FAULT, change, says, (Unknown((0.5, 0.1), "log", low=1e-4, high=0.999, likely=likely),), OTHERS)
+    yield OptimizerEdit(FAULT, change, what, (Unknown((0.5, 0.1), "log", low=1e-4, high=0.999, likely=likely),), OTHERS)
 
 
 def curve_of(rates: np.ndarray) -> Curve | None:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.errors import listed
 from jaxddp.parity.compare.clipping import (
     NOT_CLIPPED,
     Clipping,
@@ -17,7 +16,7 @@ from jaxddp.parity.compare.clipping import (
     shows_clipping,
 )
 from jaxddp.parity.compare.judge import Located
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.micro_batches import not_divided
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
@@ -152,10 +151,8 @@ def _with_sums(evidence: Evidence, given: OptimizerEvidence, ruling: Ruling) -> 
     left = [] if ruling.named else [x for of_step in reference_residuals(given) or [] for x in of_step.values()]
     explained = (Hypothesis((), max(left)),) if left and max(left) <= _floor(evidence) else ruling.named
     names = dict.fromkeys([*once, *(one.other for one in evidence.summands if one.first in once)])
-    norm = "" if evidence.facts.clip_grad_norm is None else ", and clips by a norm that counts each"
-    moved = Deviation(
-        FAULT, f"torch moves {listed([*names], joint=', ')} by an update each{norm}, jax their sum by one"
-    )
+    clips = evidence.facts.clip_grad_norm is not None
+    moved = Deviation(FAULT, Statement("sum_moved_once", names=tuple(names), clips=clips))
     return replace(ruling, named=tuple(replace(x, deviations=(*x.deviations, moved)) for x in explained))
 
 

@@ -12,14 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxddp.parity.deviation import Value
-from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
+from jaxddp.parity.deviation import Statement, Value, rounded
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.schedules import STRAIGHT, column_of, curve_of, last_peak
 from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown, Values
 
 FAULT = "warmup_start"
-ENDS = {1: "ends a step later", -1: "ends a step earlier"}
 # With a factor, a line up to the peak could be any line. Other schedule faults do not combine with these.
 OTHERS = frozenset({"lr_scaled", "loss_scale", "dampening", "lr_off_by_one", "scheduler_too_fast"})
 LONGEST = 3  # a warm-up takes less than so many times the steps of the run, or a few steps more than the reference's
@@ -40,7 +39,7 @@ def warmup_edits(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
                 yield _from_another_rate(column, end, later, shift)
         yield discrete(
             FAULT,
-            f"the learning rate has no warm-up, the reference's starts at {number(column[0])}",
+            Statement("no_warmup", torch=float(column[0])),
             lambda r: replace(r, rates=r.rates[np.minimum(np.arange(len(column)) + end, len(column) - 1)]),
         )
         yield from _of_other_lengths(column, end, len(program.index))
@@ -73,18 +72,14 @@ def _from_another_rate(column: np.ndarray, end: int, later: int, shift: int) -> 
         of_peak = program.rates[end] / peak
         return replace(program, rates=np.concatenate([line[:, None] * of_peak, program.rates[rest]])[: len(column)])
 
-    def says(values: Values) -> str:
-        starts = f"starts at {number(start(values))}, the reference's at {number(column[0])}"
-        rest_too = ", and so does the rest of the schedule" if shift else ""
-        if not later:
-            return f"the learning rate's warm-up {starts}"
-        if np.isclose(values[0], column[0], rtol=STRAIGHT, atol=0):
-            return f"the learning rate's warm-up {ENDS[later]} than the reference's{rest_too}"
-        return f"the learning rate's warm-up {starts}, and {ENDS[later]}{rest_too}"
+    def what(values: Values) -> Statement:
+        same = later and np.isclose(values[0], column[0], rtol=STRAIGHT, atol=0)
+        starts = () if same else (start(values), float(column[0]))
+        return Statement("warmup", starts=starts, later=later, shifts_rest=bool(shift))
 
     likely = (column[0], peak / steps, peak / (steps + 1), peak)
     unknown = Unknown((column[0],), unit=peak, low=-STRAIGHT * peak, likely=likely, rounded=True)
-    return OptimizerEdit(FAULT, change, says, (unknown,), OTHERS)
+    return OptimizerEdit(FAULT, change, what, (unknown,), OTHERS)
 
 
 def _of_other_lengths(column: np.ndarray, end: int, steps: int) -> Iterator[OptimizerEdit]:
@@ -108,16 +103,16 @@ def _of_other_lengths(column: np.ndarray, end: int, steps: int) -> Iterator[Opti
         share = np.minimum((t + ahead) / other, 1.0)
         line = peak * share if ahead else first + (peak - first) * share
         line = line if is_line or down is None else down(end * (1 - share))
-        says = f"the learning rate's warm-up takes {other} steps, the reference's {length}"
+        what = Statement("warmup_length", jax=other, torch=length)
         later = np.where(t < begin, line, column[np.clip(t - other + length, top, len(column) - 1)])
-        rests = {", and the rest of the schedule is as much later": later}
+        rests = {"later": later}
         if rest is not None and begin < last:
             places = np.clip((t - begin) * (last - top) / (last - begin), 0, last - top)
-            rests[", and the schedule ends at the same step"] = np.where(t < begin, line, rest(places))
+            rests["ends_alike"] = np.where(t < begin, line, rest(places))
         alike = all(np.array_equal(rates[:steps], later[:steps]) for rates in rests.values()) or begin >= steps
-        for more, rates in [*rests.items()][: 1 if alike else None]:
-            words, change = says if alike else f"{says}{more}", _with_rates(column, end, rates)
-            yield discrete(FAULT, words, change, Value(f"{other}", f"{length}"))
+        for of_rest, rates in [*rests.items()][: 1 if alike else None]:
+            change = _with_rates(column, end, rates)
+            yield discrete(FAULT, what.but(rest="" if alike else of_rest), change, Value(f"{other}", f"{length}"))
 
 
 def _with_rates(column: np.ndarray, end: int, rates: np.ndarray) -> Callable[[OptimizerProgram], OptimizerProgram]:
@@ -133,19 +128,18 @@ def _of_unknown_length(column: np.ndarray) -> OptimizerEdit:
         line = values[0] + values[1] * np.arange(len(column))
         return replace(program, rates=line[:, None] * (program.rates[-1] / column[-1]))
 
-    def says(values: Values) -> str:
-        both = ([_plain(value, column[-1]) for value in of_side] for of_side in (values, (first, rise)))
-        jax, torch = (f"{start}, rising by {by} a step" for start, by in both)
-        return f"the learning rate's warm-up starts at {jax}, the reference's at {torch}"
+    def what(values: Values) -> Statement:
+        jax, torch = (tuple(_plain(value, column[-1]) for value in of_side) for of_side in (values, (first, rise)))
+        return Statement("warmup_line", jax=jax, torch=torch)
 
     unknowns = (Unknown((first,), unit=column[-1], rounded=True), Unknown((rise,), unit=rise, rounded=True))
-    return OptimizerEdit(FAULT, change, says, unknowns, OTHERS)
+    return OptimizerEdit(FAULT, change, what, unknowns, OTHERS)
 
 
-def _plain(rate: float, scale: float) -> str:
-    """Format a fitted rate without its float32 rounding error.
+def _plain(rate: float, scale: float) -> float:
+    """Return a fitted rate without its float32 rounding error.
 
     >>> _plain(4.2e-21, 1e-5), _plain(9.99999e-6, 1e-5), _plain(9.90099e-6, 1e-5)
-    ('0', '1e-5', '9.901e-6')
+    (0.0, 1e-05, 9.901e-06)
     """
-    return number(float(f"{rate:.5g}") if abs(rate) > STRAIGHT * scale else 0.0)
+    return rounded(rate, 5) if abs(rate) > STRAIGHT * scale else 0.0

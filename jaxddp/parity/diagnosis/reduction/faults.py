@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.deviation import Deviation, Value
+from jaxddp.parity.deviation import Deviation, Statement, Value
 from jaxddp.parity.diagnosis.micro_batches import MICRO_BATCH, STALE, SUMMED, not_divided, other_means, summed_in_loss
 from jaxddp.parity.diagnosis.reduction.recipe import WIRES, ReductionRecipe, ReductionStep
 from jaxddp.parity.diagnosis.search.fit import Scaling
@@ -17,8 +17,7 @@ from jaxddp.parity.records import stage_norm
 
 TINY = 1e-9  # relative
 FEW = 5  # micro-batches of which any choice is tried
-MOST_LISTED = 4  # tensors in words
-NO_MEAN = Deviation("no_sync", "every replica keeps its own gradient")
+NO_MEAN = Deviation("no_sync", Statement("own_gradients"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +46,15 @@ class ReductionEdit(Scaling):
 
 def wrong_means(world_size: int) -> list[tuple[Deviation, float]]:
     """Return mistakes in the mean over the replicas, and the factors of the gradients."""
-    says = f"gradients divided by {world_size} once too often"
     return [
-        (_multiplied("sum_not_mean", world_size, "the number of replicas: a sum"), world_size),
-        (Deviation("averaged_twice", says), 1 / world_size),
+        (_multiplied("sum_not_mean", world_size, "sum"), world_size),
+        (Deviation("averaged_twice", Statement("divided_twice", replicas=world_size)), 1 / world_size),
     ]
 
 
-def _multiplied(fault: str, times: int, why: str) -> Deviation:
-    return Deviation(fault, f"gradients times {times}, {why}", (Value(f"{times}", "1", is_factor=True),))
+def _multiplied(fault: str, times: int, by: str) -> Deviation:
+    what = Statement("gradients_times", times=times, by=by)
+    return Deviation(fault, what, (Value(f"{times}", "1", is_factor=True),))
 
 
 def edits(
@@ -74,19 +73,17 @@ def edits(
     of_two = (pieces * world_size, pieces / world_size) if min(first.counts.shape) > 1 else ()
     fitted = partial(ReductionEdit, value=1.0, sizes=tuple(sizes.items()), of_two=of_two)
     if "local_gradients" in first.shown:
-        yield fitted(kind="local", what="local gradients", change=_times("local_factor"))
-        yield fitted(kind="factor", what="reduced gradients", change=_times("factor"))
+        yield fitted(kind="local", quantity="local_gradients", change=_times("local_factor"))
+        yield fitted(kind="factor", quantity="reduced_gradients", change=_times("factor"))
         if world_size > 1:
-            says = "the mean over the replicas weighs them by their elements, the reference weighs them alike"
-            yield _edit("reduction", "global_mean", says, weighted=True)
+            yield _edit("reduction", "global_mean", Statement("weighted_mean"), weighted=True)
     else:  # to scale either is the same
-        yield fitted(kind="local", what="gradients", change=_times("local_factor"))
+        yield fitted(kind="local", quantity="gradients", change=_times("local_factor"))
     yield from _reduction_edits(world_size)
     yield from _clip_edits(reference, world_size, tied)
     for early in _subsets(pieces):
-        which = f"{', '.join(str(a + 1) for a in early)} {'are' if len(early) > 1 else 'is'}"
-        says = f"of {pieces} micro-batches only {which} averaged over the replicas"
-        yield _edit("reduction", "synchronised_early", says, early=frozenset(early))
+        what = Statement("averaged_only", micro_batches=pieces, averaged=tuple(a + 1 for a in early))
+        yield _edit("reduction", "synchronised_early", what, early=frozenset(early))
 
 
 def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> Iterator[ReductionEdit]:
@@ -99,15 +96,15 @@ def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> It
         yield _known("normalization", not_divided(pieces)[0], over=MICRO_BATCH, divide=False)
         for kept in (0, pieces - 1):
             which = "last" if kept else "first"
-            for divide, shares in ((True, ""), (False, ", as if there were no others")):
-                says = f"only the {which} of {pieces} micro-batches counts{shares}"
-                yield _edit("normalization", "micro_batches_lost", says, kept=kept, divide=divide)
+            for divide in (True, False):
+                what = Statement("micro_batches_lost", kept=which, micro_batches=pieces, divided=divide)
+                yield _edit("normalization", "micro_batches_lost", what, kept=kept, divide=divide)
     if world_size > 1:
         summed, factor = summed_in_loss(world_size)
         yield _known("local", summed, local_factor=factor)
-        says = "every replica's local gradient is already the sum of all local gradients"
-        yield _edit("local", "check_vma", f"{says}, and is averaged", summed_at_once=True)
-        yield _edit("local", "check_vma", f"{says}, and is summed again", summed_at_once=True, factor=world_size)
+        averaged, summed_again = (Statement("summed_at_once", then=then) for then in ("averaged", "summed"))
+        yield _edit("local", "check_vma", averaged, summed_at_once=True)
+        yield _edit("local", "check_vma", summed_again, summed_at_once=True, factor=world_size)
     yield _known("stale", STALE, stale=True)
 
 
@@ -132,20 +129,19 @@ def _reduction_edits(world_size: int) -> Iterator[ReductionEdit]:
     n = world_size
     factors = [
         *wrong_means(n),
-        (_multiplied("check_vma", n, "the number of replicas: reduced once more"), n),
-        (_multiplied("check_vma", n * n, "the square of the number of replicas"), n * n),
+        (_multiplied("check_vma", n, "reduced_again"), n),
+        (_multiplied("check_vma", n * n, "square"), n * n),
     ]
     for local in (k for k in range(2, n) if n % k == 0):
-        says = f"gradients times {n // local}: divided by {local} and not by {n} replicas"
-        factors.append((Deviation("local_device_count", says), n / local))
+        what = Statement("divided_by_local", local=local, replicas=n)
+        factors.append((Deviation("local_device_count", what), n / local))
     for one, factor in factors:
         yield ReductionEdit(kind="factor", known=(one,), change=_times("factor", factor))
     yield _known("reduction", NO_MEAN, synchronised=False)
-    says = f"{NO_MEAN.says}, the gradient of a pmean of the loss"
-    yield _edit("reduction", "collective_in_loss", says, synchronised=False)
+    yield _edit("reduction", "collective_in_loss", Statement("own_gradients_of_mean"), synchronised=False)
     for wire in WIRES:
-        says = f"gradients are rounded to {wire.split(',')[0]} between the replicas"
-        yield _edit("wire", "compressed_all_reduce", says, wire=wire)
+        what = Statement("rounded_between_replicas", dtype=wire.split(",")[0])
+        yield _edit("wire", "compressed_all_reduce", what, wire=wire)
 
 
 def _clip_edits(reference: ReductionRecipe, world_size: int, tied: Sequence[str]) -> Iterator[ReductionEdit]:
@@ -153,12 +149,12 @@ def _clip_edits(reference: ReductionRecipe, world_size: int, tied: Sequence[str]
     yield from map(_clipping, wrong_clipping(reference.clipping, world_size))
     if (norm := reference.clipping.max_norm) is None:
         return
-    yield _edit("norm", "clip_norm", f"each tensor is clipped by its own norm, at {norm:g}", clip_by="tensor")
+    yield _edit("norm", "clip_norm", Statement("tensors_clipped", at=norm), clip_by="tensor")
     if world_size > 1:
-        yield _edit("order", "clipped_before_mean", "each replica clips its own gradient", clip_first=True)
-        yield _edit("norm", "clip_norm_local", "clipped by the norm of the local gradient", clip_by="own")
+        yield _edit("order", "clipped_before_mean", Statement("replicas_clip"), clip_first=True)
+        yield _edit("norm", "clip_norm_local", Statement("clipped_by_local_norm"), clip_by="own")
     for name in tied:
-        yield _edit("twice", "tied_weights", f"the norm counts {name} twice", twice=name)
+        yield _edit("twice", "tied_weights", Statement("counted_twice", name=name), twice=name)
 
 
 def clip_values(reference: ReductionRecipe, steps: Sequence[ReductionStep]) -> Iterator[ReductionEdit]:
@@ -193,8 +189,8 @@ def _clipping(wrong: ClippingFault) -> ReductionEdit:
     return ReductionEdit(kind=kind, known=(deviation,), change=lambda recipe, _: recipe.with_clipping(**fields))
 
 
-def _edit(kind: str, fault: str, says: str, **fields: Any) -> ReductionEdit:
-    return _known(kind, Deviation(fault, says), **fields)
+def _edit(kind: str, fault: str, what: Statement, **fields: Any) -> ReductionEdit:
+    return _known(kind, Deviation(fault, what), **fields)
 
 
 def _known(kind: str, deviation: Deviation, **fields: Any) -> ReductionEdit:
@@ -219,8 +215,8 @@ def aliases(reference: ReductionRecipe, step: ReductionStep, floor: float) -> It
         if not distance:
             return
         pairs.append((name, min(distance, key=lambda other: distance[other])))
-    says = ", ".join(f"{name} has the gradient of {other}" for name, other in pairs)
-    yield _edit("alias", "aliased_buffers", says, aliases=tuple(pairs))
+    what = Statement("gradients_of_others", each=tuple(pairs))
+    yield _edit("alias", "aliased_buffers", what, aliases=tuple(pairs))
 
 
 def not_averaged(reference: ReductionRecipe, step: ReductionStep, floor: float) -> Iterator[ReductionEdit]:
@@ -228,10 +224,8 @@ def not_averaged(reference: ReductionRecipe, step: ReductionStep, floor: float) 
     _, shown, wrong = _reduced_wrongly(reference, step, floor)
     if len(step.counts) > 1 and 0 < len(wrong) < len(shown):
         vectors = {name for name, value in shown.items() if value.ndim == 2}  # (W, n)
-        listed = ", ".join(wrong[:MOST_LISTED]) + (", ..." if len(wrong) > MOST_LISTED else "")
-        which = f"all tensors of one dimension ({listed})" if set(wrong) == vectors else listed
-        says = f"gradients of {which} are not averaged, every replica keeps its own"
-        yield _edit("reduction", "no_sync", says, not_averaged=frozenset(wrong))
+        what = Statement("not_averaged", names=tuple(wrong), are_vectors=set(wrong) == vectors)
+        yield _edit("reduction", "no_sync", what, not_averaged=frozenset(wrong))
 
 
 def _reduced_wrongly(

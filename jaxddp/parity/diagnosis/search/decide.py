@@ -85,15 +85,16 @@ def decide(hypotheses: Iterable[Hypothesis], floor: float) -> Ruling:
         hypotheses: in any order.
         floor: the largest residual that counts as rounding.
 
-    >>> nesterov, dampening = (Deviation(name, name) for name in ("nesterov", "dampening"))
+    >>> from jaxddp.parity.deviation import Statement
+    >>> nesterov, dampening = (Deviation(name, Statement(name)) for name in ("nesterov", "dampening"))
     >>> right, near = Hypothesis((nesterov,), 5e-15), Hypothesis((dampening,), 5e-12)
-    >>> decide([right, near], floor=1e-12).named[0].says
-    'nesterov'
-    >>> decide([right, near], floor=1e-11).named[1].says  # both explain the difference
-    'dampening'
+    >>> decide([right, near], floor=1e-12).named[0].faults
+    ('nesterov',)
+    >>> decide([right, near], floor=1e-11).named[1].faults  # both explain the difference
+    ('dampening',)
     >>> decide([Hypothesis((nesterov,), 5e-13), near], floor=1e-12).named  # not far enough apart
     ()
-    >>> odd = Hypothesis((Deviation("loss_scale", "gradients times 2e149"),), 0.0, 1, plain=False)
+    >>> odd = Hypothesis((Deviation("loss_scale", Statement("scaled", by=2e149)),), 0.0, 1, plain=False)
     >>> decide([right, odd], floor=1e-12).named == (right,)
     True
     """

@@ -50,9 +50,9 @@ class Explanation:
 
     @property
     def idle(self) -> bool:
-        """Return whether a value reads the same as the reference's, so that the description says nothing."""
+        """Return whether a value reads the same as the reference's, so that the statement says nothing."""
         values = [(item, item.reference) for item in self.items if item.reference is not None]
-        return any(item.at(reference).says == item.says for item, reference in values)
+        return any(item.at(reference).statements == item.statements for item, reference in values)
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -241,5 +241,5 @@ def _plainest(explanations: Sequence[Explanation], floor: float) -> list[Explana
     wider = {item for item in singles if any(item.is_wider(other) for other in singles)}
     explaining = [e for e in explaining if wider.isdisjoint(e.items)]
     fewest = min((e.rank for e in explaining), default=None)
-    plainest = {e.hypothesis.says: e for e in explaining if e.rank == fewest}
+    plainest = {e.hypothesis.statements: e for e in explaining if e.rank == fewest}
     return [*plainest.values()] + [e for e in explanations if e.residual > floor]

@@ -301,20 +301,20 @@ class Scaling(Item):
 
     Attributes:
         known: what it is, without a fitted number; (): no fault, or one with a fitted number.
-        what: what the number multiplies ("gradients").
+        quantity: what the number multiplies ("gradients").
         value: the number; None: there is none.
         sizes: sizes of the batch, in words.
     """
 
     known: tuple[Deviation, ...] = ()
-    what: str = ""
+    quantity: str = ""
     value: float | None = None
     sizes: tuple[tuple[int, str], ...] = ()
 
     @property
     def deviations(self) -> tuple[Deviation, ...]:
         """The fault, with the fitted factor."""
-        return self.known if self.value is None else (scaled(self.what, self.value, dict(self.sizes)),)
+        return self.known if self.value is None else (scaled(self.quantity, self.value, dict(self.sizes)),)
 
     @property
     def reference(self) -> float | None:

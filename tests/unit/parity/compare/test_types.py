@@ -7,6 +7,7 @@ import pytest
 from jaxddp.parity.compare.types import ComparedTypes, are_alike, compare_types
 from jaxddp.parity.held_types import HeldType, HeldTypes
 from jaxddp.parity.operations import SourceLine
+from jaxddp.parity.report.sentences import sentences
 
 TWINS = (("fc.weight", "fc.kernel"), ("fc.bias", "fc.bias"))
 SINGLE = HeldType("float32")
@@ -28,7 +29,7 @@ def compared(optimizer: str = "Adam", **of_jax: dict[str, str]) -> ComparedTypes
 
 
 def says(result: ComparedTypes) -> list[str]:
-    return [difference.cause.says[0] for difference in result.differences if difference.cause]
+    return [sentences(difference.cause)[0] for difference in result.differences if difference.cause]
 
 
 @pytest.mark.parametrize(

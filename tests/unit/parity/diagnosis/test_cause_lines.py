@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.cause_lines import with_optimizer_lines
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
@@ -43,7 +43,9 @@ def lines_of(faults: tuple[str, ...], jax: OptimizerLines, torch: OptimizerLines
     case, judgement = SimpleNamespace(torch_source=None), SimpleNamespace(first={"update": SimpleNamespace(step=2)})
     facts = SimpleNamespace(clips_inside=False)
     evidence: Any = SimpleNamespace(case=case, start=None, facts=facts, judgement=judgement)
-    ruling = Ruling((Hypothesis(tuple(Deviation(fault, "") for fault in faults), 0.0),), None) if faults else None
+    ruling = (
+        Ruling((Hypothesis(tuple(Deviation(fault, Statement("")) for fault in faults), 0.0),), None) if faults else None
+    )
     return with_optimizer_lines(evidence, InterruptibleSearches(workers, []), ruling, "fc.weight").lines
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from jaxddp.parity.compare.judge import Judgement, Located
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis import differences as module
 from jaxddp.parity.diagnosis.as_differences import CUT_SHORT, as_differences
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
-from jaxddp.parity.findings import Difference
+from jaxddp.parity.findings import Difference, NextBest
 from jaxddp.parity.port import Facts
 from jaxddp.parity.progress import Progress
 from jaxddp.parity.stopping import Stop
@@ -21,12 +21,12 @@ EVIDENCE: Any = SimpleNamespace(judgement=Judgement(first={"local_loss": Located
 
 
 def test_a_difference_says_that_its_search_was_cut_short() -> None:
-    near = Hypothesis((Deviation("label_smoothing", "label smoothing 0.1"),), 1e-3)
+    near = Hypothesis((Deviation("label_smoothing", Statement("label_smoothing", value=0.1)),), 1e-3)
     for cut_short, detail in ((False, "of rank 1"), (True, f"of rank 1; {CUT_SHORT}")):
         (difference,) = as_differences(EVIDENCE, "local_loss", Ruling((), near, cut_short))
         assert (difference.stage, difference.step, difference.tensor) == ("local_loss", 3, "loss")
         assert (difference.cause, difference.detail) == (None, detail)
-        assert difference.nearest == ("label smoothing 0.1", 1e-3)
+        assert difference.nearest == NextBest(near.deviations, 1e-3)
 
 
 def test_the_search_for_a_loss_leaves_the_optimizer_its_share(monkeypatch: pytest.MonkeyPatch) -> None:

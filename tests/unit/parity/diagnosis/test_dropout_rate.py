@@ -15,6 +15,7 @@ from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.forward.sites import patches_of, trace
 from jaxddp.parity.port.draws import ENTRY, Draw, Pair, Served, rates_of
+from jaxddp.parity.report.sentences import sentence
 from jaxddp.parity.torch_side.draws import ServedDraws
 
 RATES = ((0.25, 0.5), (0.25, 0.25), (0.1, 0.3))
@@ -40,7 +41,7 @@ def changes_of(function: Callable[[Tensor], Tensor]) -> list[tuple[Any, Any]]:
     ],
 )
 def test_rates_of_jaxs_masks_are_tried(function: Callable[[Tensor], Tensor], says: list[str]) -> None:
-    assert [change.what for _, change in changes_of(function)] == says
+    assert [sentence(change.what) for _, change in changes_of(function)] == says
 
 
 def check_planted(patch: CallEdit, drop: Callable[[Tensor, float], Tensor], *shapes: tuple[int, ...]) -> None:

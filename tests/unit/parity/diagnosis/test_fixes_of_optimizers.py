@@ -15,7 +15,7 @@ from jaxddp.parity.catalogue import FAULTS, TorchOptimizer
 from jaxddp.parity.catalogue.model import BY_HAND
 from jaxddp.parity.catalogue.optimizer import FAULTS as OF_OPTIMIZER
 from jaxddp.parity.compare.patterns import scaled
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.micro_batches import SUMMED
 from tests.support.optimizer_ports import COMBINED, SINGLES, Planted
 from tests.support.optimizer_runs import matrices_decay, one_group, run, worst
@@ -57,7 +57,7 @@ def test_the_code_of_a_fix_makes_torchs_updates(case: Planted) -> None:
     rates = [step.groups[0]["lr"] for step in evidence.steps]
     lr = rates[0] if len(set(rates)) == 1 else lambda count: jax.numpy.asarray(rates)[count]
     for fault in case.causes[0] & CODED:
-        fix = FAULTS[fault].fix_for(Deviation(fault, case.says), optimizer)
+        fix = FAULTS[fault].fix_for(Deviation(fault, Statement("")), optimizer)
         assert worst_of(case, made(code_of(fix), lr)) <= CLEAN, fix
         assert worst_of(case, case.jax_optimizer) > 1e-8
 
@@ -79,7 +79,7 @@ def test_the_fix_of_a_decay_is_right_for_every_optimizer_and_mask(kind: Any, gro
     case = Planted((frozenset({"decay_value"}),), torch_optimizer, optax.sgd(0.1), options={"groups": groups})
     evidence = case.evidence()
     optimizer = TorchOptimizer(evidence.kind, evidence.steps[0].groups)
-    fix = FAULTS["decay_value"].fix_for(Deviation("decay_value", ""), optimizer)
+    fix = FAULTS["decay_value"].fix_for(Deviation("decay_value", Statement("")), optimizer)
     assert "0.03" in fix and fix.endswith(", where mask holds the tensors that torch decays") == (
         groups is not one_group
     )
@@ -115,17 +115,17 @@ def test_groups_that_differ_in_more_than_decay_have_no_code_and_the_general_fix(
     groups = [{"betas": (0.9, 0.999), "weight_decay": 0.0}, {"betas": (0.8, 0.999), "weight_decay": 0.0}]
     optimizer = TorchOptimizer("Adam", groups)
     assert optimizer.in_jax() == ""
-    betas, fault = Deviation("betas", ""), FAULTS["betas"]
+    betas, fault = Deviation("betas", Statement("")), FAULTS["betas"]
     assert fault.fix_for(betas, optimizer) == fault.fix == fault.fix_for(betas)
 
 
 def test_the_fix_of_a_mask_depends_on_what_the_reference_decays() -> None:
     of_all = TorchOptimizer("AdamW", [{"weight_decay": 0.01}])
     of_some = TorchOptimizer("SGD", [{"weight_decay": 0.01}, {"weight_decay": 0.0}])
-    fixes = [FAULTS["decay_mask"].fix_for(Deviation("decay_mask", ""), of) for of in (of_all, of_some)]
+    fixes = [FAULTS["decay_mask"].fix_for(Deviation("decay_mask", Statement("")), of) for of in (of_all, of_some)]
     assert fixes[0] == "decay all tensors, without a mask: optax.adamw(lr, weight_decay=0.01)"
     assert code_of(fixes[1]) == "optax.chain(optax.add_decayed_weights(0.01, mask), optax.sgd(lr))"
-    of_matrices = FAULTS["decay_mask"].fix_for(Deviation("decay_mask", "", detail="cls, pos"), of_some)
+    of_matrices = FAULTS["decay_mask"].fix_for(Deviation("decay_mask", Statement(""), detail="cls, pos"), of_some)
     assert of_matrices.endswith("leave out cls, pos") and "ndim" not in of_matrices and "ndim" in fixes[1]
     assert MASK in fixes[1] and len(fixes[1]) < 470  # the console cuts longer lines
 
@@ -133,10 +133,10 @@ def test_the_fix_of_a_mask_depends_on_what_the_reference_decays() -> None:
 @pytest.mark.parametrize(
     ("deviation", "part"),
     [
-        (Deviation("ignore_index", "", detail="0"), "labels != 0"),
-        (Deviation("ignore_index", "", detail="-100"), "labels != -100"),
-        (Deviation("norm_epsilon", "", detail=BY_HAND), "under the root"),
-        (Deviation("norm_epsilon", ""), "nnx.LayerNorm"),
+        (Deviation("ignore_index", Statement(""), detail="0"), "labels != 0"),
+        (Deviation("ignore_index", Statement(""), detail="-100"), "labels != -100"),
+        (Deviation("norm_epsilon", Statement(""), detail=BY_HAND), "under the root"),
+        (Deviation("norm_epsilon", Statement("")), "nnx.LayerNorm"),
         (scaled("reduced gradients", 0.9, {}), "leave the gradients as they are, without the factor 0.9"),
         (scaled("loss and gradients", 0.9, {}), "use the same loss on both sides"),
         (scaled("gradients", 32.0, {32: "the batch"}), "take the mean over the batch in the port, like the reference"),

@@ -20,6 +20,7 @@ from jaxddp.parity.graph import Graph
 from jaxddp.parity.jax_side import equations, value_graph
 from jaxddp.parity.jax_side.value_graph import TracedLoss, graph_of
 from jaxddp.parity.operations import SegmentText
+from jaxddp.parity.report.sentences import sentence
 from jaxddp.parity.varied import varied
 
 BATCH, TIME, WIDTH, HEADS = 3, 5, 8, 2
@@ -219,7 +220,9 @@ def test_values_that_are_no_numbers_have_the_line_where_they_arise(reference: An
 def test_an_entry_of_the_batch_with_other_values_is_named(add: float, says: list[str], reference: Any) -> None:
     loss, weights, batch = reference
     port = read((loss, weights, {**batch, "y": batch["y"] + add}))
-    assert [fault.says for fault in located_faults(loss, port, [], {}, {}, lambda call: ())] == says
+    assert [
+        fault.what and sentence(fault.what) for fault in located_faults(loss, port, [], {}, {}, lambda call: ())
+    ] == says
 
 
 LENGTHS = np.array([3, 5, 2])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from jaxddp.parity.diagnosis.forced.causes import LocatedFault, located_faults
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
 from jaxddp.parity.jax_side.value_graph import graph_of
+from jaxddp.parity.report.sentences import line, sentence
 
 BATCH, TIME, WIDTH = 3, 5, 4
 DONE = np.array([[0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]])
@@ -91,7 +92,7 @@ def test_a_loop_that_is_computed_at_once_has_no_fault() -> None:
 def test_a_factor_that_is_left_out_of_a_loop_is_named_in_all_steps() -> None:
     """The factor is 1 in the last step, where its loss shows nothing; no value of the port is one of its products."""
     [fault] = faults(following=lambda going_on, values: 0.9 * values[:, 1:])
-    assert [name.says for name in fault.names] == ["going_on left out of mul by 0.9"]
+    assert [line(name) for name in fault.names] == ["going_on left out of mul by 0.9"]
     assert len(fault.names[0].sites) == TIME - 1
     jax_line, torch_line = lines_of(fault)
     assert "0.9 * values[:, 1:]" in jax_line and torch_line.startswith("delta = ")
@@ -99,7 +100,7 @@ def test_a_factor_that_is_left_out_of_a_loop_is_named_in_all_steps() -> None:
 
 def test_a_number_in_place_of_an_array_is_located() -> None:
     [fault] = faults(normalised=lambda x: x.std(ddof=1) + 1e-8)
-    assert fault.says == "left out: add(...) instead of sub(...) / add(...), in mul"
+    assert fault.what and sentence(fault.what) == "left out: add(...) instead of sub(...) / add(...), in mul"
     jax_line, torch_line = lines_of(fault)
     assert "normalised(advantages)" in jax_line and torch_line.startswith("found = (found")
 
@@ -147,7 +148,7 @@ def test_a_factor_that_is_left_out_of_a_cell_is_named_at_its_line(with_candidate
         return
     [fault] = found
     says = "the result of tanh of the candidate left out of mul of the update gate and the candidate"
-    assert [name.says for name in fault.names] == [says]
+    assert [line(name) for name in fault.names] == [says]
     assert lines_of(fault)[0] in (
         "new = (1 - update) * candidate if with_candidate else 1 - update",
         "h = new + update * h",

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.forward.loss_causes import search_model
 from jaxddp.parity.diagnosis.search.decide import Ruling
+from jaxddp.parity.report.sentences import line
 from tests.support.read_programs import Params, evidence_between, linear
 
 BLOCKS, EXAMPLES, WIDTH = 3, 5, 6
@@ -80,7 +81,7 @@ def ruling_on(**pieces: Any) -> Ruling:
 def test_a_name_is_true_on_other_inputs() -> None:
     """In the run the logarithm is positive, so that the port's abs does nothing, as if the exp were left out."""
     ruling = ruling_on(temperature=jnp.abs)
-    assert [named.says for named in ruling.named] == ["abs instead of exp"] and ruling.segments
+    assert [line(named) for named in ruling.named] == ["abs instead of exp"] and ruling.segments
 
 
 # Pieces -> what is said, and in how many places the segment is.
@@ -119,7 +120,7 @@ CASES: dict[str, tuple[dict[str, Any], str, int]] = {
 def test_a_fault_is_named_in_all_of_its_places(name: str) -> None:
     pieces, says, places = CASES[name]
     ruling = ruling_on(**pieces)
-    assert [one.says for one in ruling.named] == [says]
+    assert [line(one) for one in ruling.named] == [says]
     assert [segment.places for segment in ruling.segments] == [places]
 
 
@@ -145,4 +146,4 @@ def test_an_axis_that_the_port_keeps_is_named_with_both_shapes(drop: Any, reques
     batch = {"x": rng.normal(size=(EXAMPLES, WIDTH)), "y": rng.normal(size=EXAMPLES)}
     ruling = search_model(evidence_between(Column().double(), column_loss, loss, [batch]))[0]
     call = request.node.callspec.id
-    assert [one.says for one in ruling.named] == [f"{call} left out: shape (5, 1) instead of (5,)"]
+    assert [line(one) for one in ruling.named] == [f"{call} left out: shape (5, 1) instead of (5,)"]

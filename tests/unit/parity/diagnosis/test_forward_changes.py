@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from jaxddp.parity.deviation import Statement
 from jaxddp.parity.diagnosis.forward.call_changes import chosen_term, clamps
 from jaxddp.parity.diagnosis.forward.call_trace import CallTrace
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
 from jaxddp.parity.diagnosis.forward.layout import same_padding
 from jaxddp.parity.diagnosis.forward.sites import patches_of, trace
 from jaxddp.parity.diagnosis.forward.statistics import deviation
+from jaxddp.parity.report.sentences import line, sentence
 
 X = torch.linspace(-2.0, 3.0, 12, dtype=torch.float64).reshape(3, 4) ** 3
 Y = X.flip(0)
@@ -27,7 +29,7 @@ def changed(of_call: Callable[[Call], Iterator[Change]], function: Callable[[], 
     results = {}
     for patch in patches:
         with CallTrace([patch]):
-            results[patch.change.what] = function()
+            results[sentence(patch.change.what)] = function()
     return results
 
 
@@ -120,7 +122,7 @@ def stages(count: int) -> nn.Sequential:
 
 def same_in(module: nn.Module, size: int) -> list[str]:
     calls = trace(module, lambda model, batch: {"loss": model(batch["x"]).sum()}, {"x": torch.ones(1, 1, size, size)})
-    return [patch.says for patch in patches_of((call, change) for call in calls for change in same_padding(call))]
+    return [line(patch) for patch in patches_of((call, change) for call in calls for change in same_padding(call))]
 
 
 def test_same_padding_is_tried_in_every_set_of_a_few_layers() -> None:
@@ -144,7 +146,7 @@ def test_same_padding_of_many_layers_is_tried_by_kind_and_in_all_but_one() -> No
 
 
 def test_gradients_are_computed_after_a_fault_in_the_end_of_a_no_grad_block() -> None:
-    stays = Change("stays", "", lambda call, proceed, _: proceed(call.put(0, False)))
+    stays = Change("stays", Statement(""), lambda call, proceed, _: proceed(call.put(0, False)))
     with CallTrace([CallEdit(stays, frozenset({("_set_grad_enabled", 1)}))]):
         with torch.no_grad():
             X.sum()

@@ -14,6 +14,7 @@ from jaxddp.parity.diagnosis.forced.gradients import gradient_faults
 from jaxddp.parity.diagnosis.forced.labels import Edits
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
 from jaxddp.parity.jax_side.value_graph import TracedLoss
+from jaxddp.parity.report.sentences import line, sentence
 
 WIDTH = 4
 Pieces = dict[str, Callable[[jax.Array], jax.Array]]
@@ -99,7 +100,7 @@ def test_a_fault_of_a_gradient_is_named(name: str) -> None:
     pieces, says = CASES[name]
     with jax.enable_x64(True):
         (fault,) = faults_between(pieces)
-    assert (fault.names[0].says if fault.names else fault.says) == says
+    assert (line(fault.names[0]) if fault.names else fault.what and sentence(fault.what)) == says
     assert fault.text.lines.torch is not None
 
 

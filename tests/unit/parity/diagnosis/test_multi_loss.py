@@ -11,7 +11,7 @@ from jax import numpy as jnp
 from torch import nn
 
 from jaxddp.parity.compare.judge import Located
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis import multi_loss
 from jaxddp.parity.diagnosis.forward.calls import CallEdit, Change
 from jaxddp.parity.diagnosis.forward.loss_causes import search_model
@@ -22,6 +22,7 @@ from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
 from jaxddp.parity.graph import operations_of
 from jaxddp.parity.jax_side.value_graph import graph_of
 from jaxddp.parity.records import KIND, NUMBER
+from jaxddp.parity.report.sentences import line
 from jaxddp.parity.torch_side.side import TorchStep
 
 NAMED = Ruling((), None, cut_short=True)
@@ -62,7 +63,7 @@ def test_an_update_that_torch_does_not_make_has_no_cause_in_the_optimizer(
     [
         ({}, (), multi_loss.EQUAL_LOSSES),
         ({"local_loss": Located(1, "loss", 0.5, 1e-12)}, (), ""),
-        ({}, (Hypothesis((Deviation("no_sync", ""),), 0.0),), ""),
+        ({}, (Hypothesis((Deviation("no_sync", Statement("")),), 0.0),), ""),
     ],
 )
 def test_gradients_that_differ_alone_say_where_to_look(
@@ -131,7 +132,7 @@ def test_a_replay_begins_at_the_weights_before_the_step_though_a_step_has_change
 
     state = {"weight": np.zeros((400, 400))}
     step = ModelStep(state, None, [[{"x": torch.ones(1)}]], *[np.zeros(0)] * 4)
-    harmless = CallEdit(Change("none", "no change"), frozenset())
+    harmless = CallEdit(Change("none", Statement("batch_statistics")), frozenset())
     for changes_weights, second in ((True, 0.0), (False, 1.0)):
         replay = Replay(ModelEvidence(model, loss, [step], 1, changes_weights=changes_weights))
         losses = [replay.run(0, [0], patches)[0].pieces[0].loss for patches in ((), (harmless,))]
@@ -192,5 +193,5 @@ def test_a_moving_average_that_differs_has_a_cause(case: str, by_data: bool) -> 
         ModelEvidence(model, loss, [taken], 1, reading=Reading(operations_of(graph), 0, 0, graph=graph), **moved)
     )
     says = says.replace("slow.weight", "slow") if by_data else says
-    assert [one.says for one in ruling.named] == [says]
+    assert [line(one) for one in ruling.named] == [says]
     assert ruling.lines[0].torch is not None

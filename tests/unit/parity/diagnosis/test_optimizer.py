@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from jaxddp import optim
 from jaxddp.parity.compare.clipping import Clipping
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.optimizer import program
 from jaxddp.parity.diagnosis.optimizer.update_causes import (
     FLOOR,
@@ -24,6 +24,7 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
 )
 from jaxddp.parity.diagnosis.optimizer.update_evidence import reference_program, replay, residuals
 from jaxddp.parity.diagnosis.search.decide import SEPARATION, Ruling
+from jaxddp.parity.report.sentences import line
 from tests.faults.recipes import is_matrix as matrices
 from tests.support.faulty_optax import Transformation
 from tests.support.faulty_schedules import COSINE, cosine
@@ -60,7 +61,7 @@ def test_a_planted_fault_is_named(case: Planted) -> None:
     ruling = explain_optimizer(case.evidence())
     assert named(ruling) == set(case.causes)
     [first] = [hypothesis for hypothesis in ruling.named if frozenset(hypothesis.faults) == case.causes[0]]
-    assert case.says in first.says
+    assert case.says in line(first)
     assert first.residual <= CLEAN
     runner_up = ruling.runner_up  # None: every other fault would have a value that nobody writes
     assert runner_up is None or runner_up.residual > SEPARATION * first.residual  # measured: 1e4 times at least
@@ -76,7 +77,7 @@ def test_a_planted_fault_is_named_with_other_weights_and_gradients(case: Planted
 @pytest.mark.parametrize("case", OTHER_SCHEDULES)
 def test_a_schedule_of_any_shape_is_named_by_its_first_rate_that_differs(case: Planted) -> None:
     (named,) = explain_optimizer(case.evidence(), near=1e-6).named
-    assert named.faults == ("schedule",) and case.says in named.says
+    assert named.faults == ("schedule",) and case.says in line(named)
     assert named.residual <= CLEAN
 
 
@@ -175,7 +176,10 @@ def test_a_number_that_nobody_writes_is_no_name(rate: float, plain: bool) -> Non
     assert ruling.runner_up is None or ruling.runner_up.plain
 
 
-HIDDEN = ((Deviation("sum_not_mean", "a sum"), 2.0), (Deviation("averaged_twice", "a mean of means"), 0.5))
+HIDDEN = (
+    (Deviation("sum_not_mean", Statement("gradients_times", times=2, by="sum")), 2.0),
+    (Deviation("averaged_twice", Statement("divided_twice", replicas=2)), 0.5),
+)
 
 
 @pytest.mark.one_in(3)
@@ -234,7 +238,7 @@ def test_any_option_of_any_optimizer_of_torch_is_named(
     port = getattr(optim, kind.lower())
     evidence = run(partial(getattr(torch.optim, kind), **options), port(**{**options, **wrong}))
     ruling = explain_optimizer(evidence)
-    assert len(ruling.named) == 1 and says in ruling.named[0].says
+    assert len(ruling.named) == 1 and says in line(ruling.named[0])
     assert ruling.named[0].residual <= CLEAN
     assert worst(run(partial(getattr(torch.optim, kind), **options), port(**options))) <= CLEAN < FLOOR
 
@@ -243,7 +247,7 @@ def test_any_option_of_any_optimizer_of_torch_is_named(
 def test_optaxs_rule_is_named_where_it_is_not_torchs(kind: str) -> None:
     evidence = run(partial(getattr(torch.optim, kind), lr=1e-2), getattr(optax, kind.lower())(1e-2))
     [named] = explain_optimizer(evidence).named
-    assert named.faults == ("optax_rule",) and named.says.startswith(f"optax.{kind.lower()}'s rule: torch")
+    assert named.faults == ("optax_rule",) and line(named).startswith(f"optax.{kind.lower()}'s rule: torch")
     assert named.residual <= CLEAN
 
 
@@ -278,5 +282,5 @@ def test_decay_after_the_update_is_named() -> None:
     ruling = explain_optimizer(run(adamw_of_torch, optax.GradientTransformation(inner.init, update)))
     [first] = ruling.named
     assert first.faults == ("call_moved",)
-    assert "after the update" in first.says
+    assert "after the update" in line(first)
     assert first.residual <= CLEAN

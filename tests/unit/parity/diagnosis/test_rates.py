@@ -19,6 +19,7 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
     reference_residuals,
 )
 from jaxddp.parity.diagnosis.optimizer.update_evidence import reference_program, replay, residuals
+from jaxddp.parity.report.sentences import line
 from tests.support.optimizer_ports import AT_NORM, Planted, adam, adamw, decayed, momentum, planted, rmsprop
 from tests.support.optimizer_runs import run, worst
 
@@ -75,7 +76,7 @@ def test_a_fault_beside_a_learning_rate_in_float32_is_named(case: Planted) -> No
     assert not explain_optimizer(evidence).named
     ruling = explain_optimizer(evidence, near=NEAR)
     assert {frozenset(hypothesis.faults) for hypothesis in ruling.named} == set(case.causes)
-    assert any(case.says in hypothesis.says for hypothesis in ruling.named)
+    assert any(case.says in line(hypothesis) for hypothesis in ruling.named)
     assert all(hypothesis.residual < FLOOR for hypothesis in ruling.named)  # measured: up to 3.1e-16
 
 
@@ -91,7 +92,7 @@ def test_a_learning_rate_that_is_nearly_right_but_not_a_float32_is_a_difference(
     evidence = run(adam, optax.adam(lambda count: 1e-3 * (1 + off(count)) * 0.9**count), scheduler=EXPONENTIAL)
     left = reference_residuals(evidence)
     assert min(max(of_step.values()) for of_step in left) > 1e-8
-    said = [one.says for one in explain_optimizer(evidence, deep=False).named]
+    said = [line(one) for one in explain_optimizer(evidence, deep=False).named]
     assert len(said) == len(names) and all(one.startswith(name) for one, name in zip(said, names, strict=True))
 
 

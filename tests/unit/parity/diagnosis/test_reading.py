@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.forward.loss_causes import search_model
+from jaxddp.parity.report.sentences import line
 from tests.support.read_programs import (
     CLASSES,
     EXAMPLES,
@@ -104,7 +105,7 @@ def test_a_fault_is_named_with_its_lines(case: str) -> None:
     pieces, faults, says, (in_torch, in_jax) = CASES[case]
     ruling, _ = search_model(evidence_of(pieces))
     [named] = ruling.named
-    assert (named.faults, named.says) == (faults, says)
+    assert (named.faults, line(named)) == (faults, says)
     assert named.residual <= CLEAN
     lines = ruling.lines[0]
     assert lines.torch is not None and lines.jax is not None
@@ -130,7 +131,7 @@ def unknown(x: jax.Array, y: jax.Array) -> jax.Array:
 @pytest.mark.large
 def test_what_no_edit_does_is_said_as_code_with_the_lines() -> None:
     ruling, items = search_model(evidence_of(Pieces(joined=unknown)))
-    assert [one.says for one in ruling.named] == [
+    assert [line(one) for one in ruling.named] == [
         "added: sin((gelu(...) * 3.1)) * cos((h * 1.7)) instead of gelu(...), in add"
     ]
     assert ruling.named[0].measured and not items
@@ -174,8 +175,8 @@ def test_a_term_that_a_mask_of_the_port_makes_0_is_not_taken_for_one_that_is_lef
     batches = [{"x": rng.normal(size=(EXAMPLES, FEATURES)), "y": rng.integers(0, CLASSES, EXAMPLES)}]
     evidence = evidence_between(Confident().double(), of_confident, without_temperature, batches)
     ruling, _ = search_model(evidence)
-    assert "div by 0.1 left out" in [one.says for one in ruling.named]
-    assert not any("times 0" in one.says or "operand_left_out" in one.faults for one in ruling.named)
+    assert "div by 0.1 left out" in [line(one) for one in ruling.named]
+    assert not any("times 0" in line(one) or "operand_left_out" in one.faults for one in ruling.named)
 
 
 class Repeated(nn.Module):
@@ -201,7 +202,7 @@ def test_copies_in_another_order_are_named() -> None:
 
     ruling, _ = search_model(evidence_between(Repeated().double(), of_torch, of_jax, batches))
     assert [one.faults for one in ruling.named] == [("other_order",)]
-    assert ruling.named[0].says.startswith("copies made block by block, as repeat and tile make them")
+    assert line(ruling.named[0]).startswith("copies made block by block, as repeat and tile make them")
     assert ruling.lines[0].jax is not None and "jnp.tile(" in ruling.lines[0].jax.text
 
 
@@ -230,5 +231,5 @@ def test_a_result_that_is_scaled_wherever_it_is_used_is_named_where_it_is_made()
         return jnp.square(x + jnp.tanh(linear(params, "fc", x))).mean()
 
     ruling, _ = search_model(evidence_between(ReadTwice().double(), of_torch, of_jax, batches))
-    assert [one.says for one in ruling.named] == ["table.weight in embedding times 3 in table"]
+    assert [line(one) for one in ruling.named] == ["table.weight in embedding times 3 in table"]
     assert ruling.lines[0].torch is not None and "self.table(y)" in ruling.lines[0].torch.text

@@ -5,6 +5,7 @@ import pytest
 from jax import numpy as jnp
 
 from jaxddp.parity.diagnosis.forward.loss_causes import search_model
+from jaxddp.parity.report.sentences import line
 from tests.support.recurrent_programs import Pieces, State, evidence_of
 
 CLEAN = 1e-14  # measured: up to 4e-16
@@ -85,7 +86,7 @@ def test_a_fault_of_a_cell_is_named(case: str) -> None:
     pieces, fault, says = CASES[case]
     ruling, _ = search_model(evidence_of(pieces))
     [named] = ruling.named
-    assert (named.faults, named.says) == ((fault,), says)
+    assert (named.faults, line(named)) == ((fault,), says)
     assert named.residual <= CLEAN
 
 

@@ -17,6 +17,7 @@ from jaxddp.parity.diagnosis.reduction.reduction_causes import (
     explain_reduction,
 )
 from jaxddp.parity.diagnosis.search.decide import SEPARATION
+from jaxddp.parity.report.sentences import line
 from tests.support.reduction_steps import (
     CLIPPED,
     FAULTS,
@@ -123,7 +124,7 @@ def test_a_factor_that_no_size_explains_is_fitted() -> None:
 def _said(port: Step, *shown: str, **options: Any) -> list[str]:
     ruling = explain_reduction(active(steps_of(port, *shown)), CLIPPED, **options)
     assert all(hypothesis.residual <= RIGHT for hypothesis in ruling.named)
-    return [hypothesis.says for hypothesis in ruling.named]
+    return [line(hypothesis) for hypothesis in ruling.named]
 
 
 def test_a_sum_over_the_elements_of_each_micro_batch_is_named() -> None:
@@ -154,7 +155,7 @@ def test_another_norm_is_read_off_where_gradients_are_not_shown_or_are_excerpts(
         shown = [port.predict(step)["clipped_gradients"] for step in steps]
         hidden = [replace(step, shown={"clipped_gradients": x}) for step, x in zip(steps, shown, strict=True)]
         ruling = explain_reduction(active(hidden), CLIPPED)
-        assert [one.says for one in ruling.named] == ["clipped at norm 0.3, the reference clips at norm 0.5"]
+        assert [line(one) for one in ruling.named] == ["clipped at norm 0.3, the reference clips at norm 0.5"]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def test_the_micro_batches_that_are_averaged_early_are_listed(early: tuple[int, 
     ruling = explain_reduction(active(steps_of(faulty(take=take)())), CLIPPED)
     assert {hypothesis.faults for hypothesis in ruling.named} == {("synchronised_early",)}
     which = ", ".join(str(piece + 1) for piece in early)
-    assert f"of 3 micro-batches only {which} " in ruling.named[0].says
+    assert f"of 3 micro-batches only {which} " in line(ruling.named[0])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.fingerprints import Fingerprints, differing_share
+from jaxddp.parity.report.sentences import line
 
 RANKS, BATCH, SIZE = 2, 3, 20
 STEPS = 10
@@ -130,7 +131,7 @@ def test_each_mistake_is_named_and_no_other(faulty: Faulty, name: str) -> None:
 @pytest.mark.parametrize("at", [2, 7])
 def test_a_known_restore_is_named_with_its_step(at: int) -> None:
     assert names(resumed_at(at), restored_at=at) == {("sampler_offset_lost",)}
-    assert f"from step {at + 1} on" in ruling_of(right, resumed_at(at), restored_at=at).named[0].says
+    assert f"from step {at + 1} on" in line(ruling_of(right, resumed_at(at), restored_at=at).named[0])
 
 
 def test_padding_is_named_where_the_reference_drops_the_last_batch() -> None:
@@ -177,4 +178,4 @@ def test_beside_ids_values_may_differ_but_not_change_places() -> None:
     ruling = ruling_of(with_ids(right), with_ids(labels_of_the_next, 1))
     (named,) = ruling.named
     assert named.faults == ("neighbours_values",)
-    assert named.says == 'each example of replica 1 has the next one\'s values (only the "y")'
+    assert line(named) == 'each example of replica 1 has the next one\'s values (only the "y")'

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from jaxddp.parity.diagnosis.forward.calls import Call
 from jaxddp.parity.diagnosis.forward.index_edits import shifts
 from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence, search_model
+from jaxddp.parity.report.sentences import line
 from tests.support.read_programs import evidence_between
 
 ROWS, COLUMNS, STEPS = 4, 5, 2
@@ -209,7 +210,7 @@ def evidence_of(twins: Twins) -> ModelEvidence:
 def test_a_planted_twin_is_named(case: str) -> None:
     twins = CASES[case]
     ruling, _ = search_model(evidence_of(twins))
-    assert tuple(one.says for one in ruling.named) == twins.says
+    assert tuple(line(one) for one in ruling.named) == twins.says
     assert all(one.faults == twins.faults and one.residual <= CLEAN for one in ruling.named)
 
 

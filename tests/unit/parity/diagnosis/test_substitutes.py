@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.forward.loss_causes import search_model
+from jaxddp.parity.report.sentences import line
 from tests.support.read_programs import evidence_between, linear, norm
 
 CLEAN = 1e-14  # measured: up to 4e-16
@@ -155,7 +156,7 @@ def test_a_fault_is_named_with_its_operands(case: str) -> None:
     pieces, fault, says = CASES[case]
     ruling, _ = search_model(evidence(pieces))
     [named] = ruling.named
-    assert (named.faults, named.says) == ((fault,), says)
+    assert (named.faults, line(named)) == ((fault,), says)
     assert named.residual <= CLEAN
 
 
@@ -177,4 +178,4 @@ def test_targets_two_ahead_are_named() -> None:
     model = nn.Sequential(nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS, bias=False)).double()
     steps = [{"tokens": of_step["tokens"]} for of_step in batches()]
     ruling, _ = search_model(evidence_between(model, of_torch, of_jax, steps))
-    assert [named.says for named in ruling.named] == ["slices of tokens shifted by 2 instead of 1"]
+    assert [line(named) for named in ruling.named] == ["slices of tokens shifted by 2 instead of 1"]

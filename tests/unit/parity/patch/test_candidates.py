@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxddp.parity.catalogue import EDITS, FAULTS, TorchOptimizer
-from jaxddp.parity.deviation import Deviation, Value
+from jaxddp.parity.deviation import Deviation, Statement, Value
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.patch.candidates import candidates
 from jaxddp.parity.user_code.file_text import FileText
@@ -21,7 +21,7 @@ MODEL = "class Net(nnx.Module):\n    def __init__(self, rngs):\n        self.nor
 
 
 def cause(name: str, *values: Value, optimizer: TorchOptimizer | None = None) -> Cause:
-    return Cause.of([Deviation(name, "", values)], 0.0, optimizer=optimizer)
+    return Cause.of([Deviation(name, Statement(""), values)], 0.0, optimizer=optimizer)
 
 
 def made(text: str, line: int, found: Cause, torch: tuple[str, int] | None = None) -> list[str]:

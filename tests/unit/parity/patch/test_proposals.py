@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Cause, Difference
 from jaxddp.parity.patch import proposals
@@ -15,7 +15,7 @@ from jaxddp.parity.patch.edited_files import EditedFiles
 from jaxddp.parity.patch.proposals import Proposals
 from jaxddp.parity.quote import Quote
 
-CAUSE = Cause((Deviation("number", "a factor 1, the reference has 2"),), 0.0)
+CAUSE = Cause((Deviation("number", Statement("factor", of="x", call="mul", value=1.0, reference=2.0)),), 0.0)
 
 
 def reason(folder: Path, has: bool = True, quote: Quote | None = None, **changed: Any) -> str:

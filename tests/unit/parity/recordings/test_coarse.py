@@ -13,6 +13,7 @@ from jax import numpy as jnp
 from torch import nn
 
 from jaxddp.parity import Recorder, Report, compare_runs
+from jaxddp.parity.report.sentences import sentences
 
 FEATURES, HIDDEN, CLASSES, EXAMPLES, STEPS = 200, 8, 5, 40, 6
 Make = Callable[[nn.Module], torch.optim.Optimizer]
@@ -110,7 +111,7 @@ def test_the_simplest_cause_comes_first(fault: str, tmp_path: Path) -> None:
     report = compare_runs(tmp_path / "torch", tmp_path / "jax")
     (difference,) = report.differences
     assert difference.stage == "update" and difference.cause, str(report)
-    assert difference.cause.says[0] == says
+    assert sentences(difference.cause)[0] == says
     text = " ".join(str(report).split())
     assert (" either " in text and " or " in text and " cause " not in text) == (len(difference.cause.names) > 1)
 
@@ -137,7 +138,7 @@ def test_a_penalty_in_one_loss_is_told_by_the_gradients(of_torch: float, of_jax:
     assert difference.stage == "gradients" and difference.cause, str(report)
     assert difference.cause.names == ("penalty_in_loss",)
     sides = ("jax", "torch") if of_jax else ("torch", "jax")
-    assert difference.cause.says[0] == (
+    assert sentences(difference.cause)[0] == (
         f"{sides[0]}'s gradients are {sides[1]}'s plus 0.001 times the weights, as of an L2 penalty in {sides[0]}'s "
         "loss, 0.0005 times the sum of the squared weights"
     )

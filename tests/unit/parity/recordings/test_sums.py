@@ -15,6 +15,7 @@ from jaxddp.errors import InputError
 from jaxddp.parity import Recorder, compare_runs, part, summed
 from jaxddp.parity.recordings.names import read_names
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.report.sentences import sentences
 
 STEPS = 4
 
@@ -79,7 +80,9 @@ def test_the_sum_moves_by_two_updates_in_torch(tmp_path: Path) -> None:
     (difference,) = report.differences
     assert (difference.stage, difference.step, difference.tensor) == ("update", 1, "bias_ih_l0")
     assert difference.cause is not None and difference.cause.names == ("sum_moved_once",)
-    assert difference.cause.says == ("torch moves bias_ih_l0, bias_hh_l0 by an update each, jax their sum by one",)
+    assert sentences(difference.cause) == (
+        "torch moves bias_ih_l0, bias_hh_l0 by an update each, jax their sum by one",
+    )
 
 
 def test_with_one_trained_bias_the_recordings_are_equal(tmp_path: Path) -> None:

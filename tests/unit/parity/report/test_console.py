@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxddp.errors import InputError
+from jaxddp.parity.deviation import Statement
 from jaxddp.parity.findings import ORDER, Difference, StageResult
 from jaxddp.parity.report import console, json_form, page, words
 from jaxddp.parity.report.report import Report
@@ -45,7 +46,10 @@ def test_text_is_short_and_printable(report):
         (EQUAL, ["equal: Nothing differs in 11 stages"]),
         (SEMANTIC, ["different: The update differs, first at step 1 in fc.weight: residual 6.6e-4, allowed 1e-12"]),
         (SEMANTIC, ["  cause  weight decay 0.0001, the reference has 0.01  [decay_value]", "  fix    set it explicit"]),
-        (SEMANTIC, ["  proof  planted in the reference: residual 2e-15; next best: decay_mask, residual 3e-4"]),
+        (
+            SEMANTIC,
+            ["  proof  planted in the reference: residual 2e-15; next best: label smoothing 0.1, residual 3e-4"],
+        ),
         (MEASURED, ["  proof  measured: the replicas' start differs by 0.1 in fc.weight"]),
         (ALONE, ["  proof  planted in the reference: residual 2e-15; without a fault: residual 6.6e-4"]),
         (UNEXPLAINED, ["  cause  unexplained", "  layer  blocks.0.gelu (jax: blocks_0/gelu)", "not seen"]),
@@ -104,11 +108,11 @@ def test_a_problem_that_leads_is_told_before_the_differences():
 
 def test_causes_at_one_place_are_shown_together():
     (first,) = SEMANTIC.differences[:1]
-    eps = dataclasses.replace(first.cause.deviations[0], says="eps 1e-6")
+    eps = dataclasses.replace(first.cause.deviations[0], what=Statement("norm_epsilon", norm="RMSNorm", value=1e-6))
     second = dataclasses.replace(first, cause=dataclasses.replace(first.cause, deviations=(eps,)))
     text = console.to_text(dataclasses.replace(SEMANTIC, differences=(first, second)))
     assert text.count("\ndifferent: ") == text.count("  proof  ") == 1
-    assert "  and    eps 1e-6  [" in text
+    assert "  and    RMSNorm eps 1e-06  [" in text
     assert "  proof  planted together in the reference: " in text
 
 

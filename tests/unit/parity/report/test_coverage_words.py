@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from jaxddp.parity.coverage import Aspect, Beyond, Trial, WithoutEffect
+from jaxddp.parity.deviation import Statement
 from jaxddp.parity.findings import Difference, Problem, StageResult
 from jaxddp.parity.quote import Quote
 from jaxddp.parity.report.json_form import from_json, to_json
@@ -14,8 +15,8 @@ from jaxddp.parity.report.report import Report
 LARGE = Trial("gradients", "with gradients 1000 times as large")
 SMALL = Trial("gradients", "with gradients 1000 times as small")
 REPLICAS = Trial("replicas", "with 3 replicas", "jax_step raises")
-SAYS = "clip_by_global_norm(100); the reference has none"
-CLIP = Beyond(LARGE, "update", "0.weight", 0.9, 1e-12, SAYS, Quote("port.py", 17))
+CLIPS = Statement("operation_of_one_side", code="clip_by_global_norm(100)", of="jax")
+CLIP = Beyond(LARGE, "update", "0.weight", 0.9, 1e-12, (CLIPS,), Quote("port.py", 17))
 WIDER = "0.weight: torch uniform, deviation 0.24; jax normal, 5."
 INITIALISATION = Aspect("differs", (WIDER,), 41.0, 0, 7.0, "0.weight")
 EQUAL = Report("port.py", 2, 1, "float64", {"update": StageResult(1e-12, (3e-16,))}, trials=(LARGE, SMALL, REPLICAS))

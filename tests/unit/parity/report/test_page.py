@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from jaxddp.parity.deviation import Deviation
+from jaxddp.parity.deviation import Deviation, Statement
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.report import page
 from jaxddp.parity.report.markup import tag, with_code
@@ -118,7 +118,7 @@ def test_page_works_with_a_screen_reader_and_a_keyboard(report):
     [
         (EQUAL, ["Equal", "Nothing differs in 11 stages of 10 steps on 2 replicas", "and 1e-12 is allowed"]),
         (SEMANTIC, ["Different", "The update differs, first at step 1 in fc.weight: weight decay 0.0001", "Semantic:"]),
-        (SEMANTIC, ["Fix: set it explicitly", "decay_value", "6.6e-4", "next best: decay_mask", "2.1e-15"]),
+        (SEMANTIC, ["Fix: set it explicitly", "decay_value", "6.6e-4", "next best: label smoothing 0.1", "2.1e-15"]),
         (MEASURED, ["Measured: the replicas' start differs by 0.1 in fc.weight."]),
         (UNEXPLAINED, ["no known fault explains it", "diverges at blocks.0.gelu", "1 further difference below"]),
         (
@@ -187,7 +187,7 @@ def test_styles_apply_inside_the_report_only():
 
 
 def test_a_pair_of_faults_is_linked_to_public_reports():
-    cause = Cause((Deviation("check_vma + nesterov", "both", fix="neither"),), 1e-15)
+    cause = Cause((Deviation("check_vma + nesterov", Statement("own_gradients"), fix="neither"),), 1e-15)
     report = dataclasses.replace(SEMANTIC, differences=(dataclasses.replace(SEMANTIC.differences[0], cause=cause),))
     links = Document(page.to_html(report)).named("a")
     assert [link["href"] for link in links] == ["https://github.com/jax-ml/jax/issues/3970"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxddp.parity.deviation import Deviation, Value
+from jaxddp.parity.deviation import Deviation, Statement, Value
 from jaxddp.parity.operations import Lines, SourceLine
 from jaxddp.parity.user_code.stated import call_in, called_at, made_at, named_at, renamed_at, stated_at, where_stated
 
@@ -55,7 +55,7 @@ def at(text: str) -> int:
 
 
 def deviation(value: Value, where: str = "") -> Deviation:
-    return Deviation("number", "", (value,), where)
+    return Deviation("number", Statement(""), (value,), where)
 
 
 @pytest.mark.parametrize(
