@@ -23,6 +23,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     **{"number": number, "extent": sentences_of_optimizers.extent, "first_names": first_names},
     **{"and": lambda names: " and ".join(map(str, names)), "commas": lambda names: ", ".join(names)},
     **{"listed": lambda names: listed(names, joint=", "), "tensor": lambda name: name or "a tensor"},
+    "?": lambda condition: "",  # only a condition of <...>
     "axes": lambda order: f"{tuple(range(len(order)))}",
 }
 

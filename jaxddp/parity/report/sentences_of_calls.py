@@ -23,8 +23,6 @@ WORDS: Mapping[str, Mapping[Any, str]] = {
     "end": {"rolled": "its end at its beginning", "zero": "with a 0 at its end"},
     "reduction": {"amax": "largest value", "amin": "smallest value"},
     "passes": {"__get__": "an attribute such as .T"},
-    "last": {True: ", the last,", False: ""},
-    "on_line": {True: " on its line", False: ""},
     "kept": {True: "though it updates them", False: "and leaves them as they are"},
     "position": {0: "first", 1: "second"},
     "layer": {"conv": "convolution", "max_pool": "max pooling", "avg_pool": "average pooling", "": "layers"},
@@ -90,7 +88,7 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     "other_operator": "{jax} by {number:.10g} instead of {torch}",
     # Elements.
     "neighbour": "the index {by:by}, {ends:neighbour}, instead of the index",
-    "index_left_out": "values at index {index}{is_last:last} of axis {axis} count as 0: they are left out",
+    "index_left_out": "values at index {index}<{is_last:?}, the last,> of axis {axis} count as 0: they are left out",
     "other_index": "index {jax} instead of {torch}",
     "arange_start": "arange starts at {jax} instead of {torch}",
     "other_rows": "{call} takes {rows:rows}",
@@ -131,7 +129,7 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     "power_before": "the {power} of {of:tensor} before {call}",
     # Gradients.
     "gradient_passes": "the gradient is not stopped< at {at}>",
-    "gradient_passes_no_grad": "the gradient is not stopped{on_line:on_line} at {at}, though torch has no_grad",
+    "gradient_passes_no_grad": "the gradient is not stopped<{on_line:?} on its line> at {at}, though torch has no_grad",
     "no_gradient": "no gradient reaches {of} in {call}",
     "gradient_factor": "the gradient of {of} in {call}, times",
     "gradient_lost": "{name} gets no gradient from {call:passes}",

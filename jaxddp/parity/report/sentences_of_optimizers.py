@@ -28,11 +28,6 @@ WORDS: Mapping[str, Mapping[Any, str]] = {
         "replicas_or_micro_batches": "the number of replicas, or of micro-batches",
     },
     "divided": {"divided_by": "divided by"},
-    "root": {True: "the root of ", False: ""},
-    "without": {True: " without the count", False: ""},
-    "added": {True: ", and is added to the weights", False: ""},
-    "by_rate": {True: " and the rate", False: ""},
-    "clips": {True: ", and clips by a norm that counts each", False: ""},
     "flag": {"nesterov": "Nesterov momentum", "amsgrad": "AMSGrad", "centered": "a centred RMSprop"},
     "half": {"torch": "the reference", "jax": "the port"},
     "inside": {True: "too, and not only outside", False: "the reference has it outside"},
@@ -117,7 +112,7 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
         f"restoring after step {step} loses {', '.join(STATE.get(part, part) for part in lost)}"
     ),
     "restoring_changes": "restoring after step {step} changes {changed:listed}",
-    "state_lost": "the optimizer's state{counts:without} is lost every {steps} steps",
+    "state_lost": "the optimizer's state<{counts:?} without the count> is lost every {steps} steps",
     "updates_skipped": _skipped,
     "options": _options,
     "flag": "{name:flag} in {of:half} only",
@@ -134,7 +129,9 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     "decay_only_in_port": "weight decay {jax:number}, {is_coupled:decay}, {reach:reach}, where the reference has none",
     "kind_of_decay": "weight decay is {is_coupled:decays}",
     "decay_rounded": "the factor 1 - lr x decay is rounded to float32",
-    "decay_without_rate": "weight decay is not multiplied by the learning rate{is_added:added}",
+    "decay_without_rate": (
+        "weight decay is not multiplied by the learning rate<{is_added:?}, and is added to the weights>"
+    ),
     "decay_after_update": (
         "weight decay is applied after the update, to the updated weights, in the reference before it"
     ),
@@ -144,11 +141,15 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
         f"the update of {name} {SOURCES[source].format(other)}" for name, source, other in each
     ),
     "gradients_applied": (
-        "the parameters move by their gradients times {factor:number}{by_rate:by_rate}, in {optimizer} by its updates"
+        "the parameters move by their gradients times {factor:number}<{by_rate:?} and the rate>, "
+        "in {optimizer} by its updates"
     ),
-    "sum_moved_once": "torch moves {names:listed} by an update each{clips:clips}, jax their sum by one",
+    "sum_moved_once": (
+        "torch moves {names:listed} by an update each<{clips:?}, and clips by a norm that counts each>, "
+        "jax their sum by one"
+    ),
     # Rates.
-    "rate_by_count": "learning rate {by:divided} {factor:number}, {is_root:root}{of:counts}",
+    "rate_by_count": "learning rate {by:divided} {factor:number}, <{is_root:?}the root of >{of:counts}",
     "rate_times": "learning rate times {factor}",
     "rates_of_tensors": lambda each: (
         f"learning rate {', '.join(f'of {first_names(names)} times {number(factor)}' for names, factor in each)}"
