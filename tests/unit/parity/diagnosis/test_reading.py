@@ -132,7 +132,7 @@ def unknown(x: jax.Array, y: jax.Array) -> jax.Array:
 def test_what_no_edit_does_is_said_as_code_with_the_lines() -> None:
     ruling, items = search_model(evidence_of(Pieces(joined=unknown)))
     assert [line(one) for one in ruling.named] == [
-        "added: sin((gelu(...) * 3.1)) * cos((h * 1.7)) instead of gelu(...), in add"
+        "added: sin((3.1 * gelu(...))) * cos((1.7 * h)) instead of gelu(...), in add"
     ]
     assert ruling.named[0].measured and not items
     [lines] = ruling.lines
