@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from jaxddp.parity.report.sentences import sentences
 from tests.support.checks import STEPS, Checked
 from tests.support.small_port import Change, own_optimizers
 
@@ -63,7 +64,8 @@ def test_what_makes_torchs_loss_no_number_has_its_name(failing: Checked) -> None
     (found,) = failing(of_torch, of_jax).differences
     assert (found.stage, found.step, found.not_finite) == ("local_loss", 1, "torch")
     assert found.cause is not None and found.cause.names == ("other_function",), found
-    assert found.cause.says == ("add by 1000 instead of sub",) and found.cause.residual < 1e-12  # measured: 2e-16
+    assert sentences(found.cause) == ("add by 1000 instead of sub",)
+    assert found.cause.residual < 1e-12  # measured: 2e-16
     assert found.cause.jax is not None and found.cause.jax.itself.endswith("+ 1000) ** 0.5)")
 
 

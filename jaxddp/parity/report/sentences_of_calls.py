@@ -76,7 +76,6 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     "argument": _argument,
     "operand": "<before {before}, >{of:tensor} {operator:operator}< within {within}>",
     "instead": _instead,
-    "two_numbers": lambda each: ", and ".join(each),
     "two_arguments": _two_arguments,
     "other_axis": "{call} over axis {jax} instead of {torch}",
     "other_axes": "{call} over axes {jax} instead of {torch}",

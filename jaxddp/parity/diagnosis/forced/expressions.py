@@ -119,6 +119,7 @@ class Expressions:
         torch = self._text(self._torch, t, inside_torch, self._leaf_of_torch)
         if not (inside_jax and inside_torch):  # what one side has alone is often a call
             longest = min(longest, MOST_OF_CALL)
+        longest = longest if max(len(jax), len(torch)) <= longest else 0  # both are said alike
         written = _written(jax, self._jax, j, inside_jax, longest)
         return written, _written(torch, self._torch, t, inside_torch, longest)
 

@@ -8,13 +8,9 @@ from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Name, Names, t
 from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments
 from jaxddp.parity.diagnosis.forward.index_edits import shifts
 from jaxddp.parity.diagnosis.forward.rewiring import edits_of_connections
-from jaxddp.parity.diagnosis.forward.several_calls import (
-    inputs_moved,
-    shared_constants,
-)
+from jaxddp.parity.diagnosis.forward.several_calls import inputs_moved
 from jaxddp.parity.diagnosis.forward.sites import patches_of
 
-MOST_SHARED = 8  # of the port's numbers that are tried two at a time
 PLAIN = 3  # highest tier of an edit that cannot replace many others
 LEFT_OUT = ("call_left_out", "operand_left_out", "call_moved")  # edits after which a call returns an input
 # Edits that can replace many others: if several of them do the same, none of them is likely to be what was written.
@@ -40,18 +36,6 @@ def edits_of_inputs(calls: Sequence[Call], names: Names, inputs: Mapping[int, st
     """
     yield from shifts(calls, range(len(calls)), names)
     yield from patches_of(inputs_moved(calls, inputs))
-
-
-def edits_of_constants(calls: Sequence[Call], names: Names, numbers: Sequence[float]) -> Iterator[CallEdit]:
-    """Yield two numbers of some calls that come from one constant, with numbers of the port in their place.
-
-    Args:
-        calls, names: see `edits_of_inputs`.
-        numbers: numbers of the port that the reference does not have.
-    """
-    patches = patches_of((call, change) for call in calls for change in edits_of_arguments(call, names))
-    of_numbers = [one for one in patches if one.change.fault == "number" and one.change.reference is not None]
-    yield from shared_constants(of_numbers, numbers[:MOST_SHARED])
 
 
 def edits_of_layers(calls: Sequence[Call], names: Names) -> Iterator[CallEdit]:

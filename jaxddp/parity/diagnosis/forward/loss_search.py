@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.forward.candidates import (
-    edits_of_constants,
     edits_of_inputs,
     edits_of_layers,
     names_of_all,
 )
 from jaxddp.parity.diagnosis.forward.fault_lines import lines_of_items
 from jaxddp.parity.diagnosis.forward.located_causes import Planted, ruling_on
-from jaxddp.parity.diagnosis.forward.reading import Reading, parted_with
+from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.diagnosis.search.fault_search import find_faults
@@ -105,11 +104,10 @@ class LossSearch:
     def _of_many_calls(
         self, reading: Reading, words: Mapping[int, str], inputs: Mapping[int, str]
     ) -> tuple[Ruling, tuple[Item, ...]]:
-        """Return the ruling on how the batch is taken, on layers that were opened, and on constants in two places."""
-        calls, parted = parted_with(self.subject, reading, ())
+        """Return the ruling on how the batch is taken, and on layers that were opened."""
+        calls = self.subject.calls(reading.step, reading.rank, reads=True)
         names = names_of_all(calls, words)
         edits = [*edits_of_inputs(calls, names, inputs), *edits_of_layers(calls, names)]
-        edits += edits_of_constants([calls[k] for k in parted.of_torch], names, parted.numbers)
         return find_faults(self.subject, edits, self.probe, self.floor, self.replays, pairs=False)
 
 

@@ -1,9 +1,7 @@
 """Edits of several calls: a chain left out, an input moved, a constant of two calls, gradients let through."""
 
 import itertools
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,12 +9,11 @@ from torch import Tensor
 
 from jaxddp.parity.deviation import Statement, Value, as_code, rounded
 from jaxddp.parity.diagnosis.forward.answers import argument, earlier, with_argument
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Name, Names, Proceed, Site, tensors_in
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Name, Names, Proceed, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import arguments_of
 from jaxddp.parity.diagnosis.forward.function_edits import is_number
 
 LONGEST = 4  # calls of a chain that is left out
-NEAR = 1e-9  # relative
 BLOCK = "_set_grad_enabled"
 Chain = tuple[Statement, ...]  # calls, the first one first
 
@@ -100,49 +97,6 @@ def _with_zeros(x: Tensor, axis: int, by: int) -> Tensor:
 
 
 ENDS: dict[str, Callable[..., Tensor]] = {"rolled": _rolled, "zero": _with_zeros}
-
-
-def shared_constants(patches: Sequence[CallEdit], numbers: Sequence[float]) -> Iterator[CallEdit]:
-    """Yield two numbers of the reference that come from one constant, and the port's numbers that come from another.
-
-    Two numbers c and k c, or c and 1 - c, are c' and k c', or c' and 1 - c', in the port; k may be 1.
-
-    Args:
-        patches: edits of numbers, each of one number.
-        numbers: numbers of the port that the reference does not have here.
-    """
-    for one, two in itertools.combinations([x for x in patches if not one_site_of_many(x, patches)], 2):
-        c, d = one.change.reference, two.change.reference
-        if c and d and not one.sites & two.sites:
-            for x, y in itertools.product(numbers, repeat=2):
-                if _near(c * y, d * x) or (c != d and _near(c + d, 1) and _near(x + y, 1)):
-                    yield _together(one, two, x, y)
-
-
-def one_site_of_many(patch: CallEdit, patches: Sequence[CallEdit]) -> bool:
-    """Return whether another of the patches makes the same change in more places."""
-    return any(other.sites > patch.sites and other.change.reference == patch.change.reference for other in patches)
-
-
-def _near(x: float, y: float) -> bool:
-    return math.isclose(x, y, rel_tol=NEAR)
-
-
-def _together(one: CallEdit, two: CallEdit, x: float, y: float) -> CallEdit:
-    pairs = ((one.change, x), (two.change, y))
-    each = (Statement("instead", of=of.what, jax=rounded(jax), torch=rounded(of.reference or 0.0)) for of, jax in pairs)
-    what = Statement("two_numbers", each=tuple(each))
-    changes, values = {}, (*one.change.filled(x), *two.change.filled(y))
-    for patch, number in ((one, x), (two, y)):
-        for site in patch.sites:
-            fixed = _fixed(patch.changes.get(site, patch.change), number)
-            changes[site] = replace(fixed, what=what, values=values)
-    return CallEdit(next(iter(changes.values())), one.sites | two.sites, where=one.where, changes=changes)
-
-
-def _fixed(change: Change, number: float) -> Change:
-    """Return a change whose value is this number."""
-    return replace(change, answer=lambda call, proceed, value: change.answer(call, proceed, number), reference=None)
 
 
 def numbers_together(call: Call, numbers: Sequence[float]) -> Iterator[Change]:

@@ -67,4 +67,4 @@ def test_a_function_that_both_sides_write_otherwise_is_found_in_all_blocks() -> 
     assert [segment.joined is not None for segment in location.segments] == [True] * BLOCKS
     assert location.trials < 2000  # measured: 1524; 2651 if every block is searched as the first one is
     (fault,) = located_faults(loss, graph, [], {}, {}, lambda call: ())
-    assert fault.says.startswith("turned_pairs(...) instead of turned_halves(...)") and fault.text.places == BLOCKS
+    assert fault.text.code == ("turned_pairs(...)", "turned_halves(...)") and fault.text.places == BLOCKS
