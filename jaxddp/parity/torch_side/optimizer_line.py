@@ -1,7 +1,6 @@
 """Lines of a port at which its torch optimizer and its scheduler are made. Imports no jax."""
 
 import contextlib
-import warnings
 from dataclasses import dataclass
 
 from torch.optim import Optimizer
@@ -12,7 +11,7 @@ from jaxddp.parity.processes import Tell
 from jaxddp.parity.torch_side.made_lines import noted
 from jaxddp.parity.torch_side.side import Source, make_side
 from jaxddp.parity.user_code.homes import line_of_function
-from jaxddp.parity.user_code.line_values import MOST_STEPS, LineValues
+from jaxddp.parity.user_code.line_values import LineValues
 from jaxddp.parity.user_code.stated import returned_at
 from torch_ref.distributed import World
 
@@ -37,8 +36,7 @@ class TorchOptimizerLine:
         """Return the lines, those of the first optimizer if none updates the parameter."""
         tell("the optimizer")
         side = make_side(self.source, 1, "float64")
-        values = LineValues()
-        with values, noted(Optimizer) as optimizers, noted(LRScheduler) as schedulers, contextlib.suppress(Exception):
+        with noted(Optimizer) as optimizers, noted(LRScheduler) as schedulers, contextlib.suppress(Exception):
             if side.torch_step is not None:
                 side.torch_step.configure(side.model)
             else:
@@ -52,10 +50,10 @@ class TorchOptimizerLine:
         if not of_it:
             return OptimizerLines(line)
         scheduler, at = of_it[-1]  # the last: of a chain, what holds the others
-        function = line_of_function(next(iter(getattr(scheduler, "lr_lambdas", ())), None))
-        if function is None or self.step is None or self.step > MOST_STEPS:
+        factor = next(iter(getattr(scheduler, "lr_lambdas", ())), None)
+        function = line_of_function(factor)
+        if factor is None or function is None or self.step is None:
             return OptimizerLines(line, at if function is None else returned_at(function))
-        for _ in range(self.step):
-            with LineValues() as values, warnings.catch_warnings(action="ignore"):  # no update precedes it
-                scheduler.step()
+        with LineValues() as values, contextlib.suppress(Exception):
+            factor(self.step)
         return OptimizerLines(line, returned_at(function), values.numbers)

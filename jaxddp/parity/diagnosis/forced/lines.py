@@ -15,6 +15,7 @@ from jaxddp.parity.user_code.stated import renamed_at
 
 LEFT_OUT = ("operand_left_out", "call_left_out", "calls_left_out")
 OF_ARGUMENTS = ("number", "other_index", "other_axis", "other_option", "other_expression")  # of the first operation
+WEIGHTED = ("cross_entropy", "nll_loss")  # the mean is their last operation
 PARTS = ("slice", "split", "chunk", "unbind", "transpose", "flip", "rev")  # what others take of a value
 NEARBY = 40  # values before one, among which an equal one is looked for
 FOLLOWING = 60  # values after a segment, among which the one with a number is looked for
@@ -47,7 +48,9 @@ def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, ca
         lines = _of_call_left_out(location, place, number) or lines
     jax, value = location.jax, name.value
     indices = [k for one in place for k in (*one.jax, *(one.joined or one.ends)[1:])]
-    if (name.change.fault in OF_ARGUMENTS and value is None) or is_of_shape:  # the port's first operation has it
+    is_of_mean = name.change.fault == "other_expression" and call.name in WEIGHTED
+    if (name.change.fault in OF_ARGUMENTS and value is None and not is_of_mean) or is_of_shape:
+        # The port's first operation has it.
         shown = (jax[k].line for k in indices if not jax.moves[k] and jax[k].name not in (*MOVES, SLICE))
         lines = Lines(next((line for line in shown if line is not None), lines.jax), lines.torch)
     if value is not None and value not in NO_TRACE:
