@@ -51,7 +51,8 @@ def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, ca
     is_of_mean = name.change.fault == "other_expression" and call.name in WEIGHTED
     if (name.change.fault in OF_ARGUMENTS and value is None and not is_of_mean) or is_of_shape:
         # The port's first operation has it.
-        shown = (jax[k].line for k in indices if not jax.moves[k] and jax[k].name not in (*MOVES, SLICE))
+        own = (jax[k] for k in indices if not jax.moves[k] and jax[k].name not in (*MOVES, SLICE))
+        shown = (node.line for node in own if not (call.name == "dropout" and _is_mask(node)))
         lines = Lines(next((line for line in shown if line is not None), lines.jax), lines.torch)
     if value is not None and value not in NO_TRACE:
         is_own = any(not jax.moves[k] for one in place for k in one.jax)
@@ -72,8 +73,11 @@ def first_use(graph: Graph, entry: str) -> SourceLine | None:
 
 def _has(node: Node, number: float) -> bool:
     """Return whether an operation computes with a number; one that only compares with it does something else."""
-    is_compared = node.array is not None and node.array.dtype.kind == "b"
-    return not is_compared and any(math.isclose(x, y, rel_tol=1e-9) for x in node.numbers for y in readings(number))
+    return not _is_mask(node) and any(math.isclose(x, y, rel_tol=1e-9) for x in node.numbers for y in readings(number))
+
+
+def _is_mask(node: Node) -> bool:
+    return node.array is not None and node.array.dtype.kind == "b"
 
 
 def _of_call_left_out(location: Location, place: Sequence[Segment], number: int) -> Lines | None:
