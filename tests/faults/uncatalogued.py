@@ -62,7 +62,7 @@ UNCATALOGUED: dict[str, Planted] = {
         on("convnet"),
         "local_loss",
         layer="bn1",
-        named=("call_left_out", "call_added"),
+        named=("call_moved",),
     ),
     "temperature": Planted(model(temperature=1.001), on("mlp"), "local_loss", named=("factor",)),
     "squared_logits": Planted(
@@ -97,6 +97,6 @@ UNCATALOGUED: dict[str, Planted] = {
         lambda right: replace(right, loss=partial(policy.jax_loss, ddof=2)),
         on("policy"),
         "local_loss",
-        named=("factor",),
+        named=("other_expression",),
     ),
 }

@@ -266,6 +266,11 @@ class State:
                 if twin is None or twin.jax != k or twin.order is None or not np.array_equal(order, twin.order):
                     yield cost, Twin(k, order)
 
+    def _has(self, of_jax: int) -> bool:
+        """Return whether torch has a value of the port elsewhere, as a mean that is a part of a deviation, too."""
+        known, twins = self.jax[of_jax].moments, (self.jax[twin.jax].moments for twin in self.alignment.twins.values())
+        return known is not None and any(x is not None and are_near(known, x) for x in twins)
+
     def _repeats(self, index: int, of_jax: int) -> bool:
         """Return whether a value that the port repeats along axes may take the place of one of torch that differs."""
         x, y = self.torch[index].array, self.jax[of_jax].array
@@ -292,7 +297,9 @@ class State:
             if twin is None or not self.jax[twin.jax].is_telling:
                 return None
             joined = (k, twin.jax) if joined is None else joined
-        if joined is None:
+        if joined is None or (
+            cost > FEW and not any(self._costs[x.jax] for x in replaced.values()) and self._has(joined[1])
+        ):
             return None
         equal = {k for k in replaced if k not in self.of_torch}
         # The port uses another value in place of an equal one: in this call, or in all.
