@@ -36,7 +36,7 @@ class Statement:
 
     @property
     def of_any_layer(self) -> "Statement":
-        """The statement without the numbers of layers.
+        """Return the statement without the numbers of layers.
 
         >>> Statement("operand", of="blocks.0.norm", by=(0.5, "0.5")).of_any_layer
         Statement(form='operand', parts=(('of', 'blocks.*.norm'), ('by', (0.5, '0.5'))))
@@ -108,7 +108,7 @@ class Deviating:
 
     @property
     def statements(self: HasDeviations) -> tuple[Statement, ...]:
-        """What the deviations are, each once."""
+        """Return what the deviations are, each once."""
         return tuple(dict.fromkeys(one.what for one in self.deviations))
 
 

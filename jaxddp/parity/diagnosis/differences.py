@@ -157,19 +157,20 @@ def _explain_optimizer(
 
 
 def _trained_alone(evidence: Evidence) -> Ruling | None:
-    """Return the ruling that the port moves tensors for which torch has no gradient; None: others move, too."""
+    """Return the ruling that the port moves tensors for which torch never has a gradient; None: others differ, too."""
     judgement = evidence.judgement
-    moved = [
-        (name, name in evidence.torch[step]["clipped_gradients"])
-        for step, of_tensors in enumerate(judgement.given["update"])
+    trained = {name for record in evidence.torch for name in record["clipped_gradients"]}
+    moved = {
+        name
+        for step, of_tensors in enumerate(judgement.given["update"], start=1)
         for name, residual in of_tensors.items()
-        if not residual <= judgement.allowed("update", step + 1)
-    ]
-    if not moved or any(has_gradient for _, has_gradient in moved):
+        if not residual <= judgement.allowed("update", step)
+    }
+    if not moved or moved & trained:
         return None
-    names = tuple(sorted({name for name, _ in moved}))
-    one = Deviation("rate_of_some", Statement("updated_alone", names=names), where=", ".join(names), fix=FREEZE)
-    return Ruling((Hypothesis((one,), 0.0, measured="the updates of all other tensors are equal"),), None)
+    names = tuple(sorted(moved))
+    alone = Deviation("rate_of_some", Statement("updated_alone", names=names), where=", ".join(names), fix=FREEZE)
+    return Ruling((Hypothesis((alone,), 0.0, measured="the updates of all other tensors are equal"),), None)
 
 
 def _explain_samples(evidence: Evidence) -> Ruling:

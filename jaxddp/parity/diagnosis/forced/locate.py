@@ -106,7 +106,7 @@ class Location:
 
     def _next(self, state: State) -> Hit | None:
         """Return the segments after which the fewest values differ, cheap ones first; None: there are none."""
-        if again := self._again(state) or self._found_again(state):
+        if again := self._again(state) or self._found_again():
             return again
         cheap = self._cheapest(state, [most for most in COSTS if most <= CHEAP])
         ordered = self._planted(state, itertools.islice(self._orders(state), self._most(MOST_EVERYWHERE)))
@@ -137,18 +137,22 @@ class Location:
                         return hit
         return None
 
-    def _found_again(self, state: State) -> Hit | None:
+    def _found_again(self) -> Hit | None:
         """Return a segment of the lines of one that was found before, at a later call; None: there is none."""
-        found = (one for of_fault in self.found for one in of_fault if not one.edits and one.call != ARGUMENT)
-        known = {(_kind(self.loss.calls[one.call]), self._lines(one)): one for one in found}
+        earlier = (x for of_fault in self.found for x in of_fault if not x.edits and x.call != ARGUMENT)
+        known = {(_kind(self.loss.calls[x.call]), self._lines(x)): self.jax[x.ends[1]] for x in earlier}
+        state = State(self.aligner, self.alignment)  # what is tried here is no trial of the search that follows
         for number in calls_of(self.torch, state.of_torch) if known else ():
-            for (kind, lines), one in known.items():
-                if _kind(self.loss.calls[number]) == kind:
-                    end = self.jax[one.ends[1]]
-                    ends = {k for k, node in enumerate(self.jax) if (node.name, node.line) == (end.name, end.line)}
-                    for hit in state.hits(number, COSTS[-1], ends):
-                        if [*map(self._lines, hit.segments)] == [lines]:
-                            return hit
+            for (kind, lines), end in known.items():
+                if _kind(self.loss.calls[number]) != kind or self.trials + state.trials > MOST_FAR_TRIALS:
+                    continue
+                ends = {k for k, node in enumerate(self.jax) if (node.name, node.line) == (end.name, end.line)}
+                hits = state.hits(number, COSTS[-1], ends)
+                hit = next((hit for hit in hits if [*map(self._lines, hit.segments)] == [lines]), None)
+                if hit is not None:
+                    self.trials += state.trials
+                    return hit
+        self.trials += state.trials
         return None
 
     def _lines(self, segment: Segment) -> tuple[object, ...]:
