@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scoreboard.score import EXPRESSION
 from benchmarks.tables import table
 from jaxddp.parity.checking import check
 from jaxddp.parity.findings import Difference
@@ -31,7 +32,7 @@ class UnseenScore:
         label: name of the fault, or of the pair.
         verdict: verdict of the report.
         named: every fault has a cause with its words, and no cause has other words.
-        wrong: a cause has the words of none of the faults.
+        wrong: a cause has a name, and the words of none of the faults.
         jax_line, torch_line: the report has a right line of each fault.
         largest: most calls of torch in a segment; -1: the report has no segment.
         seconds: duration of the check, and of its search for causes.
@@ -81,17 +82,22 @@ def scored(label: str, faults: Sequence[Any], report: Report, seconds: float) ->
     """Return the score of a report on a port with some faults."""
     exam = unseen_module().fault
     texts = exam.edited(faults[0].port, *faults), exam.source(faults[0].port, "torch")
-    causes = [words_of(one) for one in report.differences if one.cause]
+    named = [one for one in report.differences if one.cause]
+    causes = [words_of(one) for one in named]
     fitting = [[fault for fault in faults if _has_words(fault, words)] for words in causes]
-    named = {id(fault) for some in fitting for fault in some}
+    # What both sides compute is true, whatever the author calls it.
+    wrong = [
+        not fit and {*one.cause.names} != {EXPRESSION} for one, fit in zip(named, fitting, strict=True) if one.cause
+    ]
+    found = {id(fault) for some in fitting for fault in some}
     jax, torch = (lines_of(report.differences, side) for side in ("jax", "torch"))
     segments = [one for difference in report.differences for one in difference.segments]
     operations = [" | ".join(filter(None, (", ".join(one.jax), ", ".join(one.torch)))) for one in segments]
     return UnseenScore(
         label,
         report.verdict,
-        len(named) == len(faults) and all(fitting),
-        not all(fitting),
+        len(found) == len(faults) and all(fitting),
+        any(wrong),
         all(jax & _numbers(texts[0], fault.jax_lines) for fault in faults),
         all(torch & _numbers(texts[1], fault.torch_lines) for fault in faults),
         max((len(one.torch) for one in segments), default=-1),

@@ -58,10 +58,24 @@ def calling_lines() -> Iterator[tuple[str, int]]:
 
 def variables_of_user() -> Mapping[str, object]:
     """Return the local variables of the innermost function of a user's file on the call stack."""
-    frame: FrameType | None = sys._getframe(1)
+    frame = _frame_of_user()
+    return {} if frame is None or frame.f_code.co_name == "<module>" else frame.f_locals
+
+
+def place_of_user() -> int:
+    """Return which instruction of the innermost function of a user's file is running; -1: none is.
+
+    A line may make several calls of a function.
+    """
+    frame = _frame_of_user()
+    return -1 if frame is None else frame.f_lasti
+
+
+def _frame_of_user() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and not is_of_user(frame.f_code.co_filename):
         frame = frame.f_back
-    return {} if frame is None or frame.f_code.co_name == "<module>" else frame.f_locals
+    return frame
 
 
 def library_function() -> str:

@@ -4,7 +4,7 @@ import ast
 import itertools
 import linecache
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.operations import Lines, SourceLine
@@ -80,6 +80,26 @@ def renamed_at(line: SourceLine | None) -> SourceLine | None:
     pairs = (pair for one in nested(function) if one.lineno > line.number for pair in assigned(one))
     found = [x.lineno for _, x in pairs if isinstance(x, ast.Name) and x.id in names]
     return SourceLine(line.path, found[0]) if len(found) == 1 else line
+
+
+def alias_of(line: SourceLine | None) -> SourceLine | None:
+    """Return the only line of its function that gives a value another name, by which a line uses it; else the line."""
+    text = text_of(line)
+    statement = None if text is None or line is None else text.at(line.number)
+    function = None if text is None or line is None else text.function_at(line.number)
+    if line is None or statement is None or function is None:
+        return line
+    names = {*_used(statement)}
+    pairs = ((one, pair) for one in nested(function) if one.lineno < line.number for pair in assigned(one))
+    found = [one.lineno for one, (name, x) in pairs if isinstance(x, ast.Name) and last_name(name) in names]
+    return SourceLine(line.path, found[0]) if len(found) == 1 else line
+
+
+def stating(lines: Sequence[SourceLine], value: str) -> SourceLine | None:
+    """Return the first of some lines that states a value itself; None: none does."""
+    of_texts = ((line, text) for line in lines if (text := text_of(line)) is not None)
+    statements = ((line, text.at(line.number)) for line, text in of_texts)
+    return next((line for line, one in statements if one is not None and _stands_in(one, line, value)), None)
 
 
 def called_at(line: SourceLine | None, functions: Collection[str]) -> SourceLine | None:

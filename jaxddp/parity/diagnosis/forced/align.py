@@ -15,6 +15,7 @@ from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.graph import ARGUMENT, Graph, differing
 from jaxddp.parity.operations import NEAR, Moments, are_near, moments
 
+GOT = "__get__"  # call that gets an attribute; where the loss does not depend on it, a gradient
 TAKEN = ("__getitem__", "masked_select")  # calls that keep what a mask shows
 
 
@@ -26,11 +27,13 @@ class Twin:
         jax: index of the port's value.
         order: see `layouts.Order`; None: the port's value is known by its moments alone.
         inverted: torch has True where the port has False.
+        like: index of the value of torch that is in the place of another one; None: the port's is in its layout.
     """
 
     jax: int
     order: Order | None
     inverted: bool = False
+    like: int | None = None
 
 
 @dataclass
@@ -98,6 +101,8 @@ class PortValues:
             for k in self._near(wanted):
                 if (among is None or k in among) and are_near(wanted, self.jax[k].moments):
                     port_array = self.jax[k].array
+                    if wanted.least == wanted.largest and _is_bool(port_array) != _is_bool(array):
+                        continue  # zeros are no mask of False
                     order = None if port_array is None else self.layouts.matching(looked_for, port_array)
                     if port_array is None or order is not None:
                         yield Twin(k, order, inverted)
@@ -150,6 +155,10 @@ class Aligner:
         self.twin_of, self.array = self.port.twin_of, self.port.array
         for count, rows in rows_taken(self.torch):
             self.layouts.note_rows(count, rows)
+        everything = range(len(self.torch))
+        got = [k for k, node in enumerate(self.torch) if node.name == GOT]
+        self._beside = {x for k in got for x in (k, *self.torch.after(k, everything))}
+        self._beside -= self.torch.before(self.torch.end, everything)
         self.opaque = {call for call in self.torch.outputs if call != ARGUMENT and not self._repeats(call)}
 
     def start(self) -> Alignment:
@@ -221,10 +230,10 @@ class Aligner:
 
     def _given(self, alignment: Alignment, index: int, call: int) -> np.ndarray:
         twin = alignment.edges.get((index, call))
-        return alignment.arrays[index] if twin is None else self.array(twin, self.torch[index].array)
+        return alignment.arrays[index] if twin is None else given_at(self.torch, self.port, index, twin)
 
     def _set(self, alignment: Alignment, index: int, array: np.ndarray | None) -> None:
-        twin = self.twin_of(array)
+        twin = None if index in self._beside else self.twin_of(array)
         alignment.twins.pop(index, None)
         alignment.arrays[index] = array
         if array is not None and twin is not None:
@@ -244,6 +253,15 @@ class Aligner:
             self.torch[k].array is not None and x.shape == self.torch[k].array.shape and equal(x, self.torch[k].array)
             for k, x in zip(outputs, again, strict=True)
         )
+
+
+def _is_bool(array: np.ndarray | None) -> bool:
+    return array is not None and array.dtype.kind == "b"
+
+
+def given_at(torch: Graph, port: PortValues, index: int, twin: Twin) -> np.ndarray:
+    """Return the port's value that a call of torch gets in place of another one."""
+    return port.array(twin, torch[index if twin.like is None else twin.like].array)
 
 
 def moments_of(array: np.ndarray) -> Moments:

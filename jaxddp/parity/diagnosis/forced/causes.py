@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jaxddp.parity.deviation import Statement
+from jaxddp.parity.deviation import Statement, Value
 from jaxddp.parity.diagnosis.forced.describe import text_of
-from jaxddp.parity.diagnosis.forced.expressions import CONSTANT, Expressions
+from jaxddp.parity.diagnosis.forced.expressions import Expressions
 from jaxddp.parity.diagnosis.forced.forced_values import (
     OtherInputs,
     collapses,
@@ -16,11 +16,12 @@ from jaxddp.parity.diagnosis.forced.forced_values import (
     unedited,
     with_names,
 )
-from jaxddp.parity.diagnosis.forced.hits import Segment
+from jaxddp.parity.diagnosis.forced.hits import CONSTANT, Segment
 from jaxddp.parity.diagnosis.forced.labels import FLOOR, Changes, Edits, is_alike, labelled, labelled_pair
-from jaxddp.parity.diagnosis.forced.lines import lines_of_name
+from jaxddp.parity.diagnosis.forced.lines import lines_of_name, lines_of_trees
 from jaxddp.parity.diagnosis.forced.locate import Location, places_of
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
+from jaxddp.parity.diagnosis.forced.trees import Description
 from jaxddp.parity.diagnosis.forced.trials import RANKS, SegmentSubject
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change
 from jaxddp.parity.diagnosis.forward.sites import patches_of
@@ -50,6 +51,7 @@ class LocatedFault:
         text: its operations.
         call: the first call that has the fault; None: unknown.
         place: its segments at the first place.
+        values: numbers or functions of both sides that differ, where nothing else does.
     """
 
     names: tuple[CallEdit, ...]
@@ -58,6 +60,7 @@ class LocatedFault:
     text: SegmentText
     call: Call | None = None
     place: "Place" = field(default_factory=list)
+    values: tuple[Value, ...] = ()
 
 
 Place = list[Segment]  # the segments of a fault before one call
@@ -70,8 +73,8 @@ def located_faults(
     names: Mapping[int, str],
     inputs: Mapping[int, str],
     catalogue: Changes,
-) -> list[LocatedFault]:
-    """Return the faults that make two programs of a loss differ.
+) -> tuple[list[LocatedFault], bool]:
+    """Return the faults that make two programs of a loss differ, and whether these are all on the same batch.
 
     Args:
         loss: torch's program.
@@ -88,7 +91,10 @@ def located_faults(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a call may divide by 0 when it gets other values
-        return [*Naming(Location(loss, jax, others, edits, name), edits).faults()]
+        location = Location(loss, jax, others, edits, name)
+        faults = [*Naming(location, edits).faults()]
+        same_batch = (other for other in others if other.same_batch)
+        return faults, all(holds(location, unedited(location), other) for other in same_batch)
 
 
 class Naming:
@@ -142,9 +148,11 @@ class Naming:
 
     def _fault(self, place: Place, known: Sequence[CallEdit] | None = None) -> LocatedFault:
         """Return the fault of a place; `known`: its names in another place."""
-        kind, what, code = self._described(place)
-        text = replace(text_of(self._location, place), code=code)
-        return self._named(LocatedFault((), kind, what, text, None, place), tuple(self._names(place, known)))
+        (kind, what, values, at), code = self._described(place)
+        text = text_of(self._location, place)
+        text = replace(text, code=code, lines=lines_of_trees(self._location, text.lines, at))
+        fault = LocatedFault((), kind, what, text, None, place, values)
+        return self._named(fault, tuple(self._names(place, known)))
 
     def _split(self, fault: LocatedFault) -> list[LocatedFault]:
         """Return a fault without a name as two that have one, if the segment of two calls or more has two."""
@@ -200,6 +208,8 @@ class Naming:
         Two that have names are one reduction in place of another, such as a mean of all elements.
         """
         place = [*first.place, *second.place]
+        if any(one.user_call for one in place):
+            return None
         if first.names and second.names:
             both = self._fault(place) if self._expressions.is_chain(place) else None
             return both if both and any(name.change.fault == REDUCTION for name in both.names) else None
@@ -220,6 +230,8 @@ class Naming:
 
     def _names(self, place: Place, known: Sequence[CallEdit] | None) -> Iterator[CallEdit]:
         """Yield the names of a fault that are true on other inputs, too."""
+        if place[0].user_call is not None:
+            return
         tried = self._location, place, self._values, self._edits
         for like in [None] if known is None else known:
             found = labelled(*tried, like, is_true=lambda name: self._is_true(place, [name]))
@@ -266,28 +278,34 @@ class Naming:
         named = next((patch for patch in patches_of(everywhere) if patch.sites == sites), None)
         return named and replace(named, value=first.value, given=first.given, changes=changes)
 
-    def _described(self, place: Place) -> tuple[str, Statement | None, tuple[str, str]]:
-        """Return the kind of a fault, and what both sides compute at a place, as a statement and as code of each side.
+    def _described(self, place: Place) -> tuple[Description, tuple[str, str]]:
+        """Return what both sides compute at a place, and the code of each side.
 
-        There is none if it is long, or not known.
+        There is no statement if it is long, or not known.
         """
         torch, jax = self._location.torch, self._location.jax
+        if place[0].user_call is not None:
+            given = self._expressions.of_arguments(place, place[0].user_call.name)
+            return Description("other_operand", given), ("", "")
         t, j = torch[place[-1].ends[0]], jax[place[-1].ends[1]]
         is_argument = len(place) == 1 and t.call == j.call == ARGUMENT
         if is_argument and t.moments is not None and j.moments is not None and not are_near(t.moments, j.moments):
-            return OTHER_VALUES, Statement("other_values", entry=t.name), ("", "")
+            return Description(OTHER_VALUES, Statement("other_values", entry=t.name)), ("", "")
         calls = {torch[k].call for one in place for k in one.torch}
         operations = {jax[k].call for one in place for k in one.jax}
         is_known = self._is_certain and not any(one.edits and one.order is None for one in place)
         short = is_known and len(calls) <= MOST_SAID and len(operations) <= MOST_OPERATIONS
         what, code = self._expressions.statement(place) if short else (None, ("", ""))
+        label = self._expressions.constant(place) if what is None else self._expressions.label(place)
+        if label is not None:
+            return label, code
         is_added = any(one.jax for one in place) or j.name == CONSTANT  # which takes the place of calls
         kind, by = "other_expression", ""
         if calls and not is_added:
             kind, by = "call_left_out" if len(calls) == 1 else "calls_left_out", "left_out"
         elif not calls:
             kind, by = ("call_added", "added") if is_added else ("other_operand", "")
-        return kind, what and what.but(by=by), code
+        return Description(kind, what and what.but(by=by)), code
 
 
 def _different(faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:

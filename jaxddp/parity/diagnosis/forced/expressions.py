@@ -6,27 +6,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from jaxddp.parity.deviation import Statement
-from jaxddp.parity.diagnosis.forced.hits import Segment
+from jaxddp.parity.diagnosis.forced.hits import CONSTANT, Segment
 from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forced.trees import Description, Tree, difference, operation
 from jaxddp.parity.diagnosis.forward.calls import parameters_of
 from jaxddp.parity.graph import ARGUMENT, Graph, Node
 from jaxddp.parity.operations import are_near
 from jaxddp.parity.port.draws import shown_entry
 from jaxddp.parity.user_code.functions import common_function
 
-INFIX = {
-    **dict.fromkeys(("add", "add_", "add_any"), "+"),
-    **dict.fromkeys(("sub", "sub_"), "-"),
-    **dict.fromkeys(("mul", "mul_"), "*"),
-    **dict.fromkeys(("div", "div_", "true_divide"), "/"),
-    **dict.fromkeys(("pow", "pow_", "integer_pow"), "**"),
-    **dict.fromkeys(("matmul", "dot_general", "mm", "bmm"), "@"),
-    **{"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="},
-}
-SWAPPED = {"rsub": "-", "__rsub__": "-", "__rdiv__": "/", "__rpow__": "**", "__rmul__": "*"}
 NAMES = {
     **{"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "logistic": "sigmoid", "select_n": "where"},
     **{"max": "maximum", "min": "minimum", "concatenate": "cat", "conv_general_dilated": "conv"},
@@ -36,7 +28,6 @@ MOVES = (  # that show nothing
     *("contiguous", "view", "unsqueeze", "float", "double", "expand", "to", "detach", "clone"),
 )
 IDLE = ("mul", "div", "add", "sub", "select_n", "where", "reduce_sum", "sum", "mean")  # that may change nothing
-CONSTANT = "a constant"  # name of such a value on both sides
 SHORT = 2  # letters of a variable that says less than a layer, such as x and h2
 MOST_BETWEEN = 3  # values between two segments that are written as one
 MOST_NUMBERS = 4  # of a constant that is written as a list
@@ -57,6 +48,7 @@ class Expressions:
         alignment = location.alignment
         self._names: dict[int, str] = {}  # of the values of one place
         self._forced: dict[int, int] = {}  # what differs at this place
+        self._trees = Tree(""), Tree("")  # of the port and the reference, there
         self._twins: dict[int, int] = {}
         for k, twin in (*alignment.twins.items(), *alignment.forced.items()):
             self._twins.setdefault(twin.jax, k)
@@ -76,6 +68,28 @@ class Expressions:
         jax, torch = self._sides(place, longest)
         module = self._module(place)
         return (jax.replace(f"{module}.", ""), torch.replace(f"{module}.", "")) if module else (jax, torch)
+
+    def of_arguments(self, place: Sequence[Segment], function: str) -> Statement:
+        """Return which arguments of a function the port exchanges, or which one it gives in place of another."""
+        self._names.clear()
+        torch, jax = (self._leaf_of_torch(place[0].ends[0]), self._leaf_of_torch(self._twins[place[0].ends[1]]))
+        form = "arguments_exchanged" if len(place) > 1 else "other_argument"
+        return Statement(form, jax=f"{jax}", torch=f"{torch}", function=function)
+
+    def label(self, place: Sequence[Segment]) -> Description | None:
+        """Return the one difference between what both sides compute in the segments of a place; None: it is more."""
+        self.sides(place)
+        return difference(*self._trees, "" if place[-1].call == ARGUMENT else self._loss.calls[place[-1].call].words)
+
+    def constant(self, place: Sequence[Segment]) -> Description | None:
+        """Return which value the port replaces by a number that nothing makes; None: it does not."""
+        t, j = place[0].ends
+        array, call = self._jax[j].array, place[0].call
+        if len(place) > 1 or array is None or np.ptp(array) or not _is_constant(self._jax, j) or call == ARGUMENT:
+            return None
+        self._names.clear()
+        texts = {"jax": f"{array.flat[0]:.6g}", "torch": f"{self._leaf_of_torch(t)}"}
+        return Description("other_operand", Statement("other_operand", **texts, call=self._loss.calls[call].words))
 
     def statement(self, place: Sequence[Segment]) -> tuple[Statement | None, tuple[str, str]]:
         """Return what both sides compute in the segments of a place, and for which call, and the code of each side.
@@ -115,8 +129,11 @@ class Expressions:
         for one in place[: len(place) if t != last.ends[0] else -1]:
             inside_torch |= self._between(self._torch, one.ends[0], t)
             inside_jax |= self._between(self._jax, one.ends[1], j)
-        jax = self._text(self._jax, j, inside_jax, self._leaf_of_jax)
-        torch = self._text(self._torch, t, inside_torch, self._leaf_of_torch)
+        self._trees = (
+            self._tree(self._jax, j, inside_jax, self._leaf_of_jax),
+            self._tree(self._torch, t, inside_torch, self._leaf_of_torch),
+        )
+        jax, torch = map(str, self._trees)
         if not (inside_jax and inside_torch):  # what one side has alone is often a call
             longest = min(longest, MOST_OF_CALL)
         longest = longest if max(len(jax), len(torch)) <= longest else 0  # both are said alike
@@ -128,19 +145,19 @@ class Expressions:
         later = graph.after(first, range(first, last + 1))
         return graph.before(last, later)
 
-    def _text(self, graph: Graph, index: int, inside: Collection[int], leaf: Callable[[int], str]) -> str:
+    def _tree(self, graph: Graph, index: int, inside: Collection[int], leaf: Callable[[int], Tree]) -> Tree:
         if index not in inside:
             return leaf(index)
         node = graph[index]
-        given = [self._text(graph, k, inside, leaf) for k in node.inputs]
+        given = [self._tree(graph, k, inside, leaf) for k in node.inputs]
         if node.name in MOVES and given and self._only_moves(graph, index):
             return given[0]
         if node.name in IDLE and (kept := self._idle_operand(graph, index)) is not None:
             return given[node.inputs.index(kept)]
         if graph is self._torch:
-            return self._call(node, given)
-        numbers = [f"{x:.6g}" for x in node.numbers]
-        return _operation(node.name, _name(node), [*numbers[: node.leading], *given, *numbers[node.leading :]])
+            return self._call(index, given)
+        numbers = [Tree(f"{x:.6g}") for x in node.numbers]
+        return operation(node.name, _name(node), [*numbers[: node.leading], *given, *numbers[node.leading :]], index)
 
     def _only_moves(self, graph: Graph, index: int) -> bool:
         """Return whether a value has the same elements as its first input; a cast may round them."""
@@ -154,18 +171,29 @@ class Expressions:
         rest = [k for k in dict.fromkeys(node.inputs) if k not in others]
         return rest[0] if len(rest) == 1 and _are_equal(node, graph[rest[0]]) else None
 
-    def _call(self, node: Node, given: Sequence[str]) -> str:
-        """Write a call of torch with its arguments, except for those that are the function's defaults."""
-        call, texts = self._loss.calls[node.call], iter(given)
+    def _call(self, index: int, given: Sequence[Tree]) -> Tree:
+        """Return a call of torch with its arguments, except for those that are the function's defaults."""
+        number = self._torch[index].call
+        call, trees = self._loss.calls[number], iter(given)
         defaults = parameters_of(call.function)
-        arguments = [_argument(x, texts) for x in call.args]
+        arguments = [_argument(x, trees) for x in call.args]
         told = ((key, x) for key, x in call.kwargs.items() if x is not None)
         told = ((key, x) for key, x in told if isinstance(x, Tensor) or x != defaults.get(key))
-        arguments += [f"{key}={_argument(x, texts)}" for key, x in told]
-        return _operation(call.name, call.name.rstrip("_"), arguments)
+        arguments += [Tree(f"{key}={_argument(x, trees)}", value=number) for key, x in told]
+        return operation(call.name, call.name.rstrip("_"), arguments, index)
 
-    def _leaf_of_torch(self, index: int) -> str:
-        return self._names.get(index) or self._named(index)
+    def _leaf_of_torch(self, index: int) -> Tree:
+        while (source := self._reshaped(index)) is not None:
+            index = source
+        return Tree(self._names.get(index) or self._named(index), value=index)
+
+    def _reshaped(self, index: int) -> int | None:
+        """Return the value of which a call has changed the shape, and nothing else; None: it is no such call."""
+        node = self._torch[index]
+        source = self._torch[node.inputs[0]] if len(node.inputs) == 1 else node
+        if source is node or node.array is None or source.array is None or node.size != source.size:
+            return None
+        return node.inputs[0] if np.array_equal(node.array.ravel(), source.array.ravel()) else None
 
     def _named(self, index: int) -> str:
         """Name a value: by its parameter or entry of the batch, or the call that returns it; alike ones by number."""
@@ -188,7 +216,7 @@ class Expressions:
         module = self._loss.calls[number].module
         return not any(call.module == module for call in self._loss.calls[number + 1 :])
 
-    def _leaf_of_jax(self, index: int) -> str:
+    def _leaf_of_jax(self, index: int) -> Tree:
         waiting = [index]
         while waiting:
             k = waiting.pop()
@@ -196,10 +224,11 @@ class Expressions:
                 return self._leaf_of_torch(self._twins[k])
             if self._jax[k].name in MOVES and self._jax[k].inputs and self._only_moves(self._jax, k):
                 waiting += self._jax[k].inputs[:1]
-        node = self._jax[index]
+        node, unknown = self._jax[index], -1 - index  # no value of torch
         if node.call == ARGUMENT and node.array is not None and node.name == CONSTANT and node.size <= MOST_NUMBERS:
-            return f"{node.array.tolist()}"
-        return "".join(re.findall(r"[\w.]+", node.name)[-1:]) if node.call == ARGUMENT else f"{_name(node)}(...)"
+            return Tree(f"{node.array.tolist()}", value=unknown)
+        name = "".join(re.findall(r"[\w.]+", node.name)[-1:]) if node.call == ARGUMENT else f"{_name(node)}(...)"
+        return Tree(name, value=unknown)
 
 
 def _are_equal(node: Node, other: Node) -> bool:
@@ -229,24 +258,14 @@ def _name(node: Node) -> str:
     return NAMES.get(node.name, node.name).rstrip("_")
 
 
-def _operation(name: str, shown: str, operands: Sequence[str]) -> str:
-    if name in SWAPPED and len(operands) == 2:
-        return f"({operands[1]} {SWAPPED[name]} {operands[0]})"
-    if name in INFIX and len(operands) == 2:
-        return f"({operands[0]} {INFIX[name]} {operands[1]})"
-    if name == "neg" and len(operands) == 1:
-        return f"-{operands[0]}"
-    return f"{shown}({', '.join(operands)})"
-
-
-def _argument(x: Any, texts: Iterator[str]) -> str:
+def _argument(x: Any, trees: Iterator[Tree]) -> Tree:
     if isinstance(x, Tensor):
-        return next(texts, "...")  # that whose shape a draw takes is no input
+        return next(trees, Tree("..."))  # that whose shape a draw takes is no input
     if isinstance(x, tuple | list):
-        return f"[{', '.join(_argument(one, texts) for one in x)}]"
+        return Tree(f"[{', '.join(str(_argument(one, trees)) for one in x)}]")
     if isinstance(x, Mapping):
-        return f"{{{', '.join(_argument(one, texts) for one in x.values())}}}"
-    return f"{x:.6g}" if isinstance(x, float) else f"{x!r}"
+        return Tree(f"{{{', '.join(str(_argument(one, trees)) for one in x.values())}}}")
+    return Tree(f"{x:.6g}" if isinstance(x, float) else f"{x!r}")
 
 
 def _written(text: str, graph: Graph, end: int, inside: Collection[int], longest: int) -> str:

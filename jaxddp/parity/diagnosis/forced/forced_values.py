@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.forced.align import Alignment, PortValues, Twin
+from jaxddp.parity.diagnosis.forced.align import Alignment, PortValues, Twin, given_at
 from jaxddp.parity.diagnosis.forced.layouts import equal
 from jaxddp.parity.diagnosis.forced.torch_graph import DRAWS
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
@@ -107,7 +107,7 @@ def collapses(location: "Location", alignment: Alignment) -> bool:
 
 
 def _edges(location: "Location", alignment: Alignment, port: PortValues) -> dict[tuple[int, int], np.ndarray]:
-    return {(k, n): port.array(twin, location.torch[k].array) for (k, n), twin in alignment.edges.items()}
+    return {(k, n): given_at(location.torch, port, k, twin) for (k, n), twin in alignment.edges.items()}
 
 
 def unedited(location: "Location") -> Alignment:

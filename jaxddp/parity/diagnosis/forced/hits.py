@@ -1,6 +1,7 @@
 """Values of the port in place of a call's inputs: the call then computes what the port does, too."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,14 +13,28 @@ from jaxddp.parity.diagnosis.forced.layouts import NEAR, Order, equal, repeated
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.graph import ARGUMENT, Graph
-from jaxddp.parity.operations import SourceLine, are_near
+from jaxddp.parity.operations import Lines, SourceLine, are_near
 
+CONSTANT = "a constant"  # name of such a value on both sides
 FEW = 3  # operations, from which on both sides of a segment must have almost the same inputs
 STRANGE = 3  # inputs that only one side has
 MOST_ELEMENTS = 2**26  # of values that are compared, or made again, in trials that make all later values
 IN_PART, SEVERAL = 0.2, 4  # share of equal elements, and how many are different numbers, where others have no effect
 EDIT = 2  # cost of a call with a fault
 NEAREST = 12  # of the port's values that are tried in each of two places
+
+
+@dataclass(frozen=True)
+class UserCall:
+    """A call of a user's function, or of a layer, that both programs make.
+
+    Attributes:
+        lines: the lines that make it.
+        name: name of torch's function; "": unknown.
+    """
+
+    lines: Lines
+    name: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +49,7 @@ class Segment:
         order: order in which torch's value would hold the port's; None: unknown.
         call: number of the next call of torch, from which on both are equal again; `ARGUMENT`: the losses.
         edits: if the segment is this call, the fault with which it computes what the port does.
+        user_call: what the port gives the other value to, if that is more than the next call; None: it is not.
     """
 
     torch: tuple[int, ...]
@@ -44,6 +60,7 @@ class Segment:
     order: Order | None = None
     call: int = ARGUMENT
     edits: tuple[CallEdit, ...] = ()
+    user_call: UserCall | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +73,7 @@ class Hit:
         strange: number of inputs of the segments that only one side has; of a fault, its tier.
         alignment: with these segments forced.
         left: number of torch's values that still differ.
+        is_early: a value that torch computes only later is given to the call.
     """
 
     segments: tuple[Segment, ...]
@@ -63,6 +81,12 @@ class Hit:
     strange: int
     alignment: Alignment
     left: int
+    is_early: bool = False
+
+    @property
+    def rank(self) -> tuple[bool, bool, int]:
+        """Rank among the hits that take as many operations."""
+        return bool(self.left), self.is_early, self.left
 
 
 class State:
@@ -95,6 +119,20 @@ class State:
     @cached_property
     def _costs(self) -> dict[int, int]:
         return {k: _cost(self.jax, before) for k, before in self._before.items()}
+
+    @cached_property
+    def constants(self) -> set[int]:
+        """The port's arrays of one number that are made of nothing, as zeros in place of a state."""
+        made = ((k, before) for k, before in self._before.items() if before and self._is_uniform(k))
+        return {k for k, before in made if all(map(self._is_constant, self.jax.border(before)))}
+
+    def _is_uniform(self, of_jax: int) -> bool:
+        m = self.jax[of_jax].moments
+        return m is not None and m.size > 1 and m.least == m.largest
+
+    def _is_constant(self, of_jax: int) -> bool:
+        node = self.jax[of_jax]
+        return node.name == CONSTANT or (node.call != ARGUMENT and not node.inputs)
 
     def hits(self, number: int, most: int, ends: set[int] | None = None) -> Iterator[Hit]:
         """Yield the hits of a call that take at most some operations, except for those that were tried before.
@@ -310,7 +348,19 @@ class State:
             return None
         strange = sum(self._strange(k, twin) for k, twin in replaced.items())
         inside = changed.forced.keys()
-        return Hit(tuple(self._segments(number, replaced, joined, inside)), cost, strange, changed, left)
+        is_early = any(self._first_call(twin.jax) > number for twin in replaced.values())
+        return Hit(tuple(self._segments(number, replaced, joined, inside)), cost, strange, changed, left, is_early)
+
+    def _first_call(self, of_jax: int) -> int:
+        """Return the first call of torch that computes a value of the port; `ARGUMENT`: none does."""
+        return min((self.torch[k].call for k in self._twins_of[of_jax]), default=ARGUMENT)
+
+    @cached_property
+    def _twins_of(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = defaultdict(list)
+        for k, twin in self.alignment.twins.items():
+            found[twin.jax].append(k)
+        return found
 
     def _later(self, index: int) -> set[int]:
         """Return the port's values that differ, are computed from a value, and are none of those that compute it."""
@@ -324,6 +374,8 @@ class State:
             of_torch = self.torch.before(index, self.of_torch)
             inputs = self.torch.border(of_torch) if of_torch else {index}
             self._inputs_of_torch[index] = {self.alignment.twins[k].jax for k in inputs if k in self.alignment.twins}
+        if twin.jax in self.constants:
+            return 0
         if twin.jax not in self._inputs_of_jax:
             self._inputs_of_jax[twin.jax] = self.jax.border(self._before[twin.jax]) or {twin.jax}
         return len(self._inputs_of_torch[index] ^ self._inputs_of_jax[twin.jax])

@@ -46,6 +46,8 @@ from jaxddp.parity.operations import readings
 
 FLOOR = 1e-11  # of what the next calls compute
 TRIALS = 4000  # of a segment
+TRIALS_OF_PAIRS = 1000
+WORK = 2**28  # elements of the calls that are made in these; 2 to 10 s
 MOST_CALLS = 12  # of a segment that gets a name
 MOST_PAIRS = 8  # of the port's numbers that are tried two at a time
 ADDED_TO = ("call_added", "factor", "addend")
@@ -266,7 +268,7 @@ def labelled_pair(
     """
     subject = SegmentSubject(location, segments, values)
     try:
-        search = _search(subject, _tried(location, subject, edits))
+        search = _search(subject, _tried(location, subject, edits), TRIALS_OF_PAIRS)
         titled = [one for one in search.singles() if one.listed[0].faults[0] in FAULTS or _is_stated(one.listed[0])]
         found, _ = confirm(subject, search.pairs(titled), FLOOR)
     except IMPOSSIBLE:
@@ -284,8 +286,8 @@ def _is_stated(edit: Item) -> bool:
     return isinstance(edit, CallEdit) and edit.change.fault == "number" and edit.given and edit.value not in NO_TRACE
 
 
-def _search(subject: SegmentSubject, items: Sequence[CallEdit]) -> Search:
-    return Search(Differences(subject, [(0, RANKS)]), items, FLOOR, Budget(TRIALS))
+def _search(subject: SegmentSubject, items: Sequence[CallEdit], trials: int = TRIALS) -> Search:
+    return Search(Differences(subject, [(0, RANKS)]), items, FLOOR, Budget(min(trials, WORK // subject.work)))
 
 
 def _tried(location: Location, subject: SegmentSubject, edits: Edits) -> list[CallEdit]:

@@ -3,15 +3,16 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from jaxddp.parity.diagnosis.forced.expressions import CONSTANT, INFIX, MOVES, NAMES
-from jaxddp.parity.diagnosis.forced.hits import Segment
+from jaxddp.parity.diagnosis.forced.expressions import MOVES, NAMES
+from jaxddp.parity.diagnosis.forced.hits import CONSTANT, Segment
 from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forced.trees import INFIX
 from jaxddp.parity.diagnosis.forward.calls import OF, Call, CallEdit
 from jaxddp.parity.diagnosis.forward.reading import NO_TRACE
 from jaxddp.parity.diagnosis.forward.rewiring import SHAPES
 from jaxddp.parity.graph import ARGUMENT, SLICE, Graph, Node
 from jaxddp.parity.operations import Lines, SourceLine, are_near, readings
-from jaxddp.parity.user_code.stated import renamed_at
+from jaxddp.parity.user_code.stated import alias_of, renamed_at, stating
 
 LEFT_OUT = ("operand_left_out", "call_left_out", "calls_left_out")
 OF_ARGUMENTS = ("number", "other_index", "other_axis", "other_option", "other_expression")  # of the first operation
@@ -24,6 +25,8 @@ PRODUCTS = ("@", "einsum", "linear", "tensordot", "conv")  # what may stand for 
 
 def lines_of(location: Location, place: Sequence[Segment]) -> Lines:
     """Return the lines of the segments of a place: the last ones, or those of what only one side has."""
+    if place[0].user_call is not None:
+        return place[0].user_call.lines
     torch, jax = location.torch, location.jax
     next_of_torch, next_of_jax = place[-1].joined or place[-1].ends
     of_jax, of_torch = ([k for one in place for k in getattr(one, side)] for side in ("jax", "torch"))
@@ -35,7 +38,7 @@ def lines_of(location: Location, place: Sequence[Segment]) -> Lines:
     if of_torch and not of_jax:
         return _of_call_left_out(location, place, torch[of_torch[-1]].call) or lines
     if of_jax and not of_torch:
-        return Lines(lines.jax, _of_value_before(location, place, of_jax) or lines.torch)
+        return Lines(lines.jax, _of_value_before(location, place, of_jax) or alias_of(lines.torch))
     return Lines(_of_further(jax, of_jax, torch, of_torch) or lines.jax, lines.torch)
 
 
@@ -57,11 +60,25 @@ def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, ca
     if value is not None and value not in NO_TRACE:
         is_own = any(not jax.moves[k] for one in place for k in one.jax)
         following = () if is_own else sorted(jax.after(place[-1].ends[1], range(len(jax))))[:FOLLOWING]
-        having = (jax[k].line for k in (*indices, *following) if _has(jax[k], value))
+        having = (_line_with(jax[k], value) for k in (*indices, *following) if _has(jax[k], value))
         lines = Lines(next((line for line in having if line is not None), lines.jax), lines.torch)
     if name.change.entry:
         lines = Lines(first_use(jax, name.change.entry) or lines.jax, lines.torch)
     return Lines(lines.jax, call.line or lines.torch)
+
+
+def lines_of_trees(location: Location, lines: Lines, at: tuple[int | None, int | None]) -> Lines:
+    """Return the lines of operations that alone differ, the port's and torch's; of none, those of their segment."""
+    jax, torch = (
+        None if k is None else graph[k].line for graph, k in zip((location.jax, location.torch), at, strict=True)
+    )
+    return Lines(jax or lines.jax, torch or lines.torch)
+
+
+def _line_with(node: Node, value: float) -> SourceLine | None:
+    """Return the line that states a number of an operation: its own, or one that gives a function the number."""
+    every = () if node.line is None else (node.line, *node.callers)
+    return stating(every, f"{value!r}") or node.line
 
 
 def first_use(graph: Graph, entry: str) -> SourceLine | None:

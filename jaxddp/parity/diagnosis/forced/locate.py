@@ -1,5 +1,6 @@
 """Find the segments in which two programs of a loss differ: their inputs are equal, and what they compute is not."""
 
+import contextlib
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from jaxddp.parity.diagnosis.forced.align import Aligner, Alignment, Twin
+from jaxddp.parity.diagnosis.forced.arguments import other_arguments
 from jaxddp.parity.diagnosis.forced.forced_values import OtherInputs, holds
 from jaxddp.parity.diagnosis.forced.hits import EDIT, MOST_ELEMENTS, Hit, Segment, State, signature
 from jaxddp.parity.diagnosis.forced.layouts import equal
@@ -29,6 +31,7 @@ WEAK = 2  # values that an equal value in another place makes equal: other segme
 KINDS = 6  # of segments at equal cost that are compared
 MOST_REPLAYS = 80  # of what follows from a value of the port in place of one of torch's
 MOST_IN_LOOPS = 160  # of these, in calls that are made several times
+MOST_GIVEN = 120  # arguments of functions that are exchanged
 MOST_EVERYWHERE = 240  # faults of a line that are planted in all of its calls
 
 
@@ -92,7 +95,7 @@ class Location:
         while len(self.segments) < MOST_SEGMENTS:
             state = State(self.aligner, self.alignment)
             if not state.of_torch:
-                return
+                break
             hit = self._next(state)
             if hit is None or self._is_weak(state, hit):
                 alignment = state.in_effect()
@@ -103,6 +106,9 @@ class Location:
                 break
             self._accept(state, hit)
         self._add_rest()
+        if 1 < len(self.found) < self._most(MOST_REPLAYS):
+            with contextlib.suppress(*IMPOSSIBLE):  # a fault may need another one
+                self._drop_idle()
 
     def _next(self, state: State) -> Hit | None:
         """Return the segments after which the fewest values differ, cheap ones first; None: there are none."""
@@ -112,6 +118,11 @@ class Location:
         ordered = self._planted(state, itertools.islice(self._orders(state), self._most(MOST_EVERYWHERE)))
         if ordered is not None and (cheap is None or ordered.left < cheap.left):
             return ordered
+        if cheap is None and (constant := self._constants(state)) is not None:
+            return constant
+        given = self._given_otherwise(state) if cheap is None or cheap.left else None
+        if given is not None and (cheap is None or given.left < cheap.left):
+            return given
         if cheap is not None and cheap.left <= len(state.of_torch) // 2:
             in_loops = self._planted(state, self._edits_in_loops(state)) if cheap.left else None
             return in_loops if in_loops is not None and not in_loops.left else cheap
@@ -123,6 +134,18 @@ class Location:
         if replayed is not None and not replayed.left:
             return replayed
         return cheap
+
+    def _constants(self, state: State) -> Hit | None:
+        """Return the constant of the port in place of a value after which the fewest differ; None: there is none."""
+        before, numbers = state.trials, calls_of(self.torch, state.of_torch) if state.constants else ()
+        hits = [hit for number in numbers for hit in state.hits(number, COSTS[-1], state.constants)]
+        self.trials += state.trials - before
+        return self._best(state, hits) if hits else None
+
+    def _given_otherwise(self, state: State) -> Hit | None:
+        """Return the arguments of a function after which the fewest values differ; None: there are none."""
+        hits = itertools.islice(other_arguments(state), self._most(MOST_GIVEN))
+        return min((hit for hit in hits if hit and self._holds(hit)), key=lambda hit: hit.left, default=None)
 
     def _again(self, state: State) -> Hit | None:
         """Return a fault of the order of calls that was found before, at other calls; None: there is none."""
@@ -183,13 +206,13 @@ class Location:
                     break
                 hits += state.hits(number, most)
             by_values += [self._best(state, hits)] if hits else []
-            best = min((*by_values, *by_edit), key=lambda hit: hit.left, default=None)
-            is_sure = best is not None and (best is not edited or most >= EDIT or not best.left)
-            if best is not None and is_sure and not (most < EDIT and self._is_weak(state, best)):
+            sure = [hit for hit in (*by_values, *by_edit) if not self._is_weak(state, hit)]
+            best = min(sure, key=lambda hit: hit.rank, default=None)
+            if best is not None and (best is not edited or most >= EDIT or not best.left):
                 self.trials += state.trials
                 return best
         self.trials += state.trials
-        return min((*by_values, *by_edit), key=lambda hit: hit.left, default=None)
+        return min((*by_values, *by_edit), key=lambda hit: hit.rank, default=None)
 
     def _is_weak(self, state: State, hit: Hit) -> bool:
         """Return whether a hit puts a value in place of an equal one, and little more than its result is equal then."""
@@ -224,10 +247,10 @@ class Location:
     def _best(self, state: State, hits: Sequence[Hit]) -> Hit:
         """Return the hit that leaves the least, made in all places of its lines."""
         kinds: dict[object, Hit] = {}
-        for hit in sorted(hits, key=lambda hit: (hit.left, hit.cost, hit.strange)):
+        for hit in sorted(hits, key=lambda hit: (hit.rank, hit.cost, hit.strange)):
             kinds.setdefault(signature(self.torch, self.jax, hit.segments), hit)
         everywhere = [self._everywhere(state, hit) for hit in [*kinds.values()][:KINDS]]
-        return min(everywhere, key=lambda hit: (hit.left, hit.cost, hit.strange))
+        return min(everywhere, key=lambda hit: (hit.rank, hit.cost, hit.strange))
 
     def _everywhere(self, state: State, hit: Hit) -> Hit:
         """Return a hit with those of equal lines that follow from it."""
@@ -383,7 +406,8 @@ class Location:
         """Return the calls that differ, those that are made several times together; first those with equal inputs."""
         places = defaultdict(list)
         for number in dict.fromkeys([*self._origins(state), *calls_of(self.torch, state.of_torch)]):
-            places[self.loss.calls[number].words, self.loss.calls[number].line].append(number)
+            call = self.loss.calls[number]
+            places[call.words, call.line, call.place].append(number)
         return [*places.values()]
 
     def _holds(self, hit: Hit) -> bool:
@@ -413,10 +437,37 @@ class Location:
         self.alignment.forced[ends[0]] = Twin(ends[1], np.zeros(1, np.intp))
         self.alignment.arrays[ends[0]] = self.jax[ends[1]].array.reshape(self.torch[ends[0]].array.shape)
 
+    def _drop_idle(self) -> None:
+        """Drop faults that leave torch's loss as it is, as in values of padding, which is left out later.
+
+        They stay forced, so that what follows from them is equal.
+        """
+        needed, before = list[tuple[Segment, ...]](), self._with([])
+        last = len(self.loss.calls)
+        for segments in sorted(self.found, key=lambda of_fault: min(one.call % last for one in of_fault)):
+            after = self._with([*needed, segments])
+            if not equal(before.arrays[self.torch.end], after.arrays[self.torch.end]):
+                needed, before = [*needed, segments], after
+        self.found = [one for one in self.found if one in needed] or self.found
+
+    def _with(self, found: Sequence[Sequence[Segment]]) -> Alignment:
+        """Return what the port has in place of torch's values if only some segments are forced."""
+        segments = [one for of_fault in found for one in of_fault]
+        ends, given = {one.ends[0] for one in segments}, {one.ends[0] for one in segments if one.user_call}
+        own = {(one.ends[0], one.call) for one in segments}
+        known, changed = self.alignment, self.aligner.start()
+        changed.forced = {k: twin for k, twin in known.forced.items() if k in ends}
+        changed.edges = {(k, n): twin for (k, n), twin in known.edges.items() if (k, n) in own or k in given}
+        changed.edits = {n: edits for n, edits in known.edits.items() if n in {one.call for one in segments}}
+        for k, twin in changed.forced.items():
+            changed.arrays[k] = self.aligner.array(twin, self.torch[k].array)
+            changed.twins.pop(k, None)
+        return self.aligner.follow(changed, set(changed.edits))
+
 
 def _kind(call: Call) -> tuple[object, ...]:
     """Return what the calls of one expression in a loop have in common: a line may have several calls of a function."""
-    return call.words, call.line, *map(type, call.args)
+    return call.words, call.line, call.place, *map(type, call.args)
 
 
 def places_of(segments: Sequence[Segment]) -> list[list[Segment]]:

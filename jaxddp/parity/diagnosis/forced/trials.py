@@ -16,6 +16,7 @@ from jaxddp.parity.graph import ARGUMENT
 from jaxddp.parity.operations import LARGE
 
 RANKS = (0,)
+OF_A_CALL = 1000  # elements that take as long as a call
 
 
 class SegmentSubject:
@@ -49,6 +50,13 @@ class SegmentSubject:
     def every(self) -> list[int]:
         """Numbers of all calls."""
         return sorted(self._torch.outputs.keys() - {ARGUMENT})
+
+    @cached_property
+    def work(self) -> int:
+        """Number of elements of the calls that a trial makes, a call's own time included."""
+        first, last = min(self.inside, default=0), self.every[-1] if self._torch.end in self._ends else max(self.inside)
+        made = [n for n in self.every if first <= n <= last]
+        return sum(OF_A_CALL + sum(self._torch[k].size for k in self._torch.outputs[n]) for n in made) or 1
 
     @cached_property
     def inside(self) -> list[int]:

@@ -167,7 +167,7 @@ def _with_rate(rate: float) -> Answer:
 
 def loss_terms(call: Call) -> Iterator[Change]:
     """Yield a factor of one scalar term in a sum of losses."""
-    if call.name not in ADDITIONS:
+    if call.name not in ADDITIONS or (isinstance(call.result, Tensor) and call.result.ndim):  # losses are scalars
         return
     for position, term in enumerate(call.args[:2]):
         if isinstance(term, Tensor) and term.requires_grad and term.ndim == 0:

@@ -23,7 +23,7 @@ from jaxddp.parity.diagnosis.forward.composites import (
     opened_attention,
     run_recurrent,
 )
-from jaxddp.parity.operations import calling_lines, library_function, lines_of_user, moments
+from jaxddp.parity.operations import calling_lines, library_function, lines_of_user, moments, place_of_user
 
 
 class CallTrace(TorchFunctionMode):
@@ -150,8 +150,9 @@ class CallTrace(TorchFunctionMode):
         results = tuple(moments(x.detach().to_dense().numpy()) for x in real)
         lines = lines_of_user(calling_lines()) if self._reads else ()
         line, callers = next(iter(lines), None), lines[1:]
-        caller = library_function() if self._reads else ""
-        call = replace(call, module=module, result=result, line=line, callers=callers, results=results, caller=caller)
+        call = replace(call, module=module, result=result, line=line, callers=callers, results=results)
+        if self._reads:
+            call = replace(call, caller=library_function(), place=place_of_user())
         if call.args and id(call.args[0]) in self._makers:
             self._makers[id(call.args[0])].into.append(call)
         self.recorded.append(call)  # keeps the result alive, so that no other object gets its id

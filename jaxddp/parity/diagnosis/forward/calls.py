@@ -47,6 +47,7 @@ class Call:
         results: moments of the tensors that it returned, if it was recorded.
         within: the call that makes it as an inner call; None: the user's program makes it.
         caller: library's function that the user's line calls, if that makes this call.
+        place: instruction of the user's function that makes it, of the line's calls; -1: unknown.
     """
 
     site: Site
@@ -64,6 +65,7 @@ class Call:
     results: tuple[Moments, ...] = ()
     within: Site | None = None
     caller: str = ""
+    place: int = -1
 
     @property
     def name(self) -> str:

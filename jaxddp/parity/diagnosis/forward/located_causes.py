@@ -107,7 +107,8 @@ def ruling_on(
 def _without_name(fault: LocatedFault) -> Deviation:
     """Return a fault by what both sides compute: as code, or if that is too long, by their operations."""
     if fault.what:
-        return Deviation(fault.kind, fault.what, (Value(*fault.text.code),) if any(fault.text.code) else ())
+        code = (Value(*fault.text.code),) if any(fault.text.code) else ()
+        return Deviation(fault.kind, fault.what, (*fault.values, *code))
     return Deviation(fault.kind, Statement("operations", jax=fault.text.jax, torch=fault.text.torch))
 
 

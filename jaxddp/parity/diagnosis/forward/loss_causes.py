@@ -192,15 +192,18 @@ class LossAndGradients:
         graph, step = reading.graph, reading.step
         if graph is None:
             return []
-        # Parameters that are 1 or 0, as they begin, hide which one is which.
+        # Parameters that are 1 or 0, as they begin, hide which one is which; others may hide a bound.
+        found = list[LocatedFault]()
         for way, jax in ((NEAR, reading.varied.get(NEAR)), ("", graph)):
             if jax is not None and (jax[jax.end].is_telling or jax[jax.end].is_spoiled):
                 with contextlib.suppress(*IMPOSSIBLE):
                     loss = self._replay.graph(step, reading.rank, way)
                     others = [*self._other_inputs(reading, way)]
-                    if faults := located_faults(loss, jax, others, names, inputs, self._catalogue(step)):
-                        return faults
-        return []
+                    faults, are_all = located_faults(loss, jax, others, names, inputs, self._catalogue(step))
+                    found = max(found, faults, key=len)
+                    if found and are_all:
+                        break
+        return found
 
     def located_gradients(
         self, reading: Reading, names: Mapping[int, str], inputs: Mapping[int, str]

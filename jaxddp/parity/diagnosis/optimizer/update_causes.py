@@ -5,7 +5,7 @@ replay differs from the port's updates by rounding only.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,6 +44,7 @@ NEAREST = {1: 8, 2: 3}
 SAME_RATES = 1e-6  # relative; a rate may be a float32
 SCHEDULES = frozenset({WARMUP, SCHEDULE})
 COPIES = SCHEDULES | {"loss_scale"}  # what may do the same as a plainer fault
+RATES = COPIES | {"lr_scaled", "lr_off_by_one", "scheduler_too_fast"}  # faults that multiply the updates of a step
 TWINS = {"loss_scale": "eps_value"}  # equivalent for an optimizer that divides gradients by their own scale
 TWINS_PART = frozenset({"adagrad_accumulator", "rmsprop_centred"})  # faults with which twins are not equivalent
 
@@ -188,8 +189,10 @@ def explain_optimizer(
         alone = bool(rounded) or any(other.residual <= coarse for other in others)
         # Other optimizers than elementwise ones take full tensors, and long.
         pairs = deep and not tiny and not alone and (reference.step.elementwise or bool(evidence.factors))
+        free = free_rates(evidence, reference) if deep else None
+        among = RATES if free is not None and free.residual <= coarse else None
         with torch_threads(1):
-            trials = search.run(edits(reference, sample, evidence, floor), pairs)
+            trials = search.run(edits(reference, sample, evidence, floor), pairs, among)
         hypotheses = _confirmed(trials, reference, evidence, coarse)
         if tiny:
             hypotheses = _better_than_none(hypotheses, reference, evidence, floor)
@@ -198,7 +201,7 @@ def explain_optimizer(
             explaining = [trial for trial in trials if trial.residual <= near and trial.plain]
             rounded = [*_with_rounded_rates(plainest(explaining), reference, evidence, floor)]
     last = deep and (near or not reference.scheduled)  # faults together with rates in float32 are tried first
-    if not (ruling.named or rounded or tiny) and last and (free := free_rates(evidence, reference)) is not None:
+    if not (ruling.named or rounded or tiny) and last and free is not None:
         rounded = [free]
     return ruling if ruling.named else decide([*hypotheses, *others, *rounded], floor)
 
@@ -212,17 +215,19 @@ class _Search:
     screen: Sample
     floor: float
 
-    def run(self, possible: Sequence[OptimizerEdit], deep: bool) -> list[Trial]:
+    def run(self, possible: Sequence[OptimizerEdit], deep: bool, among: Collection[str] | None = None) -> list[Trial]:
         """Try every edit, then the nearest with another, then the nearest pairs with a third, until one explains it.
 
         Args:
             possible: edits to choose from.
             deep: go beyond single edits.
+            among: faults that are tried together; None: all.
         """
         trials = self._attempt((edit,) for edit in possible)
         if not deep or any(trial.plain for trial in self._explained(trials)):
             return trials
-        pairs = self._grown(trials, possible, size=1)
+        possible = [edit for edit in possible if among is None or edit.fault in among]
+        pairs = self._grown([trial for trial in trials if trial.edits[0] in possible], possible, size=1)
         trials += pairs
         # A pair that needs an odd number may be three mistakes with round ones.
         if any(trial.round for trial in self._explained(pairs)):

@@ -107,7 +107,7 @@ def read(reference: Any, needed: Sequence[int] = (), **pieces: Any) -> Graph:
 
 
 def segments_of(reference: Any, graph: Graph) -> tuple[SegmentText, ...]:
-    return tuple(fault.text for fault in located_faults(reference[0], graph, [], {}, {}, lambda call: ()))
+    return tuple(fault.text for fault in located_faults(reference[0], graph, [], {}, {}, lambda call: ())[0])
 
 
 def segments(reference: Any, **pieces: Any) -> tuple[SegmentText, ...]:
@@ -221,7 +221,7 @@ def test_an_entry_of_the_batch_with_other_values_is_named(add: float, says: list
     loss, weights, batch = reference
     port = read((loss, weights, {**batch, "y": batch["y"] + add}))
     assert [
-        fault.what and sentence(fault.what) for fault in located_faults(loss, port, [], {}, {}, lambda call: ())
+        fault.what and sentence(fault.what) for fault in located_faults(loss, port, [], {}, {}, lambda call: ())[0]
     ] == says
 
 
@@ -313,5 +313,5 @@ def test_rows_that_torch_keeps_are_among_those_that_the_port_weighs(
     with jax.enable_x64(True):
         arguments = [{k: jnp.asarray(x) for k, x in of.items()} for of in (state, batch)]
         port = graph_of(lambda p, b: weighted_in_jax(p, b, factor), arguments)
-    found = located_faults(loss, port, [], {}, {}, lambda call: ())
+    found, _ = located_faults(loss, port, [], {}, {}, lambda call: ())
     assert [(fault.text.torch, fault.text.jax) for fault in found] == expected

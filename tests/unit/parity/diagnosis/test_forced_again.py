@@ -72,12 +72,12 @@ def test_a_function_that_both_sides_write_otherwise_is_found_in_all_blocks() -> 
     location = Location(*programs(0.2))
     assert [segment.joined is not None for segment in location.segments] == [True] * BLOCKS
     assert location.trials < 2000  # measured: 1439; 2563 if every block is searched as the first one is
-    (fault,) = located_faults(*programs(0.2), [], {}, {}, lambda call: ())
+    (fault,), _ = located_faults(*programs(0.2), [], {}, {}, lambda call: ())
     assert fault.text.code == ("turned_pairs(...)", "turned_halves(...)") and fault.text.places == BLOCKS
 
 
 def test_a_number_after_it_is_named() -> None:
-    faults = located_faults(*programs(0.1), [], {}, {}, lambda call: ())
+    faults, _ = located_faults(*programs(0.1), [], {}, {}, lambda call: ())
     assert [fault.text.code[0] for fault in faults if not fault.names] == ["turned_pairs(...)"]
     (names,) = (fault.names for fault in faults if fault.names)
     assert [line(name) for name in names] == ["leaky_relu's negative_slope 0.1, the reference has 0.2"]

@@ -1,0 +1,174 @@
+"""Expressions of both programs as trees, and the one place at which two of them differ."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from jaxddp.parity.deviation import Statement, Value
+
+INFIX = {
+    **dict.fromkeys(("add", "add_", "add_any"), "+"),
+    **dict.fromkeys(("sub", "sub_"), "-"),
+    **dict.fromkeys(("mul", "mul_"), "*"),
+    **dict.fromkeys(("div", "div_", "true_divide"), "/"),
+    **dict.fromkeys(("pow", "pow_", "integer_pow"), "**"),
+    **dict.fromkeys(("matmul", "dot_general", "mm", "bmm"), "@"),
+    **{"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="},
+}
+SWAPPED = {"rsub": "-", "__rsub__": "-", "__rdiv__": "/", "__rpow__": "**", "__rmul__": "*"}
+WORDS = {"+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow", "@": "matmul"}
+COMMUTATIVE = ("+", "*")
+LONGEST = 40  # characters of an operand that a label says
+
+
+@dataclass(frozen=True)
+class Tree:
+    """An operation and its operands, or a value, a number or an option without any.
+
+    Attributes:
+        function: the operation's name or sign; of others, their text.
+        operands: the operands, in order.
+        value: which value it is: two may have the same text; None: it is none.
+        at: index of an operation's result in its program; None: unknown.
+    """
+
+    function: str
+    operands: tuple["Tree", ...] = ()
+    value: int | None = None
+    at: int | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        texts = [*map(str, self.operands)]
+        if self.function in INFIX.values() and len(texts) == 2:
+            return f"({texts[0]} {self.function} {texts[1]})"
+        if self.function == "-" and texts:
+            return f"-{texts[0]}"
+        is_call = bool(texts) or (self.value is None and self.function.isidentifier())
+        return f"{self.function}({', '.join(texts)})" if is_call else self.function
+
+
+class Description(NamedTuple):
+    """What an expression of the port has in place of the reference's.
+
+    Attributes:
+        fault: a name of `catalogue.EDITS`.
+        what: the difference; None: it cannot be said in a line.
+        values: the numbers or functions of both sides.
+        at: the results of the operations that differ, see `Tree`.
+    """
+
+    fault: str
+    what: Statement | None
+    values: tuple[Value, ...] = ()
+    at: tuple[int | None, int | None] = (None, None)
+
+
+def operation(name: str, shown: str, operands: Sequence[Tree], at: int | None = None) -> Tree:
+    """Return an operation as Python writes it; `shown`: its name, where it has no sign.
+
+    >>> x = Tree("x", value=0)
+    >>> str(operation("__rsub__", "", [x, Tree("1")])), str(operation("relu", "relu", [x]))
+    ('(1 - x)', 'relu(x)')
+    """
+    if name in SWAPPED and len(operands) == 2:
+        return Tree(SWAPPED[name], (operands[1], operands[0]), at=at)
+    if name in INFIX and len(operands) == 2:
+        return Tree(INFIX[name], tuple(operands), at=at)
+    return Tree("-" if name == "neg" and len(operands) == 1 else shown, tuple(operands), at=at)
+
+
+def difference(jax: Tree, torch: Tree, call: str = "") -> Description | None:
+    """Return the only difference of two expressions; None: they are equal, or differ in more.
+
+    Args:
+        jax, torch: the expressions.
+        call: name of the function that is given their values.
+
+    >>> x, y = Tree("x", value=0), Tree("y", value=1)
+    >>> twice = operation("mul", "", [Tree("2"), x])
+    >>> others = x, operation("mul", "", [x, y]), operation("add", "", [Tree("2"), x])
+    >>> [difference(one, twice).fault for one in others]
+    ['call_left_out', 'other_operand', 'other_function']
+    """
+    jax, torch = _plain(jax), _plain(torch)
+    if jax.function != torch.function or len(jax.operands) != len(torch.operands) or not jax.operands:
+        found = _label(jax, torch, call) if jax != torch else None
+        return found and found._replace(at=(jax.at, torch.at))
+    apart = min(_pairings(jax, torch), key=len)
+    if len(apart) == 1:
+        found = difference(*apart[0], _word(torch))
+        return found and found._replace(at=(_first(found.at[0], jax.at), _first(found.at[1], torch.at)))
+    if apart and {*jax.operands} == {*torch.operands}:
+        return Description("other_order", Statement("operands_reversed", call=_word(torch)), at=(jax.at, torch.at))
+    return None
+
+
+def _first(index: int | None, other: int | None) -> int | None:
+    return other if index is None else index
+
+
+def _pairings(jax: Tree, torch: Tree) -> Iterator[list[tuple[Tree, Tree]]]:
+    """Yield the operands that differ, also those of a sum or product in the other order."""
+    for operands in (jax.operands, jax.operands[::-1])[: 1 + (jax.function in COMMUTATIVE)]:
+        yield [(x, y) for x, y in zip(operands, torch.operands, strict=True) if x != y]
+
+
+def _plain(tree: Tree) -> Tree:
+    return Tree("**", (*tree.operands, Tree("2")), at=tree.at) if tree.function == "square" else tree
+
+
+def _label(jax: Tree, torch: Tree, call: str) -> Description | None:
+    if not jax.operands and not torch.operands:
+        return _other_leaf(jax, torch, call)
+    if jax in torch.operands:
+        return _further("call_left_out", "call_left_out", torch, jax)
+    if torch in jax.operands:
+        return _further("call_added", "call_added", jax, torch)
+    if jax.operands == torch.operands or (jax.operands == torch.operands[::-1] and torch.function in COMMUTATIVE):
+        names = _word(jax), _word(torch)
+        what = Statement("other_function", jax=names[0], torch=names[1], of=" and ".join(_said(torch.operands)))
+        return Description("other_function", what, (Value(*names),))
+    return None
+
+
+def _other_leaf(jax: Tree, torch: Tree, call: str) -> Description | None:
+    texts = jax.function, torch.function
+    if jax.value is None and torch.value is None and all(map(_is_number, texts)):
+        return Description(
+            "number", Statement("number_instead", jax=texts[0], torch=texts[1], call=call), (Value(*texts),)
+        )
+    if jax.value is torch.value is None or "=" in texts[0] + texts[1] or not call:  # options
+        return None
+    return Description("other_operand", Statement("other_operand", jax=texts[0], torch=texts[1], call=call))
+
+
+def _further(fault: str, form: str, longer: Tree, shorter: Tree) -> Description | None:
+    """Return the label of an operation that only one side makes, if it has at most one further operand."""
+    others = list(longer.operands)
+    others.remove(shorter)
+    if len(others) > 1:
+        return None
+    by, of = " ".join(_said(others)), " ".join(_said([shorter]))
+    if longer.operands[0] == shorter or longer.function in COMMUTATIVE:
+        return Description(fault, Statement(form, call=_word(longer), by=by, of=of))
+    if fault != "call_left_out" or not by:
+        return None
+    return Description("operand_left_out", Statement("operand_left_out", operands=(by,), call=_word(longer), by=""))
+
+
+def _said(operands: Sequence[Tree]) -> list[str]:
+    """Return operands as code, without those that are long."""
+    texts = (str(x) for x in operands)
+    return [text[1:-1] if text.startswith("(") else text for text in texts if len(text) <= LONGEST]
+
+
+def _word(tree: Tree) -> str:
+    return "neg" if tree.function == "-" and len(tree.operands) == 1 else WORDS.get(tree.function, tree.function)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
