@@ -119,7 +119,7 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     "earlier_weights": "weights from before {before} are used, and not those after it",
     "other_operand": "{jax} in place of {torch} in {call}",
     "operands_exchanged": _exchanged,
-    "arguments_exchanged": "the arguments {torch} and {jax}< of {function}> exchanged",
+    "arguments_exchanged": "the arguments {operands:and}< of {function}> exchanged",
     "other_argument": "{jax} in place of {torch} as an argument< of {function}>",
     # Other expressions.
     "expressions": _expressions,

@@ -101,8 +101,8 @@ class PortValues:
             for k in self._near(wanted):
                 if (among is None or k in among) and are_near(wanted, self.jax[k].moments):
                     port_array = self.jax[k].array
-                    if wanted.least == wanted.largest and _is_bool(port_array) != _is_bool(array):
-                        continue  # zeros are no mask of False
+                    if port_array is not None and _are_apart(array, port_array, wanted):
+                        continue
                     order = None if port_array is None else self.layouts.matching(looked_for, port_array)
                     if port_array is None or order is not None:
                         yield Twin(k, order, inverted)
@@ -255,8 +255,9 @@ class Aligner:
         )
 
 
-def _is_bool(array: np.ndarray | None) -> bool:
-    return array is not None and array.dtype.kind == "b"
+def _are_apart(array: np.ndarray, other: np.ndarray, known: Moments) -> bool:
+    """Return whether arrays of one number are of different kinds: zeros are no mask of False, and no first index."""
+    return known.least == known.largest and array.dtype.kind != other.dtype.kind
 
 
 def given_at(torch: Graph, port: PortValues, index: int, twin: Twin) -> np.ndarray:

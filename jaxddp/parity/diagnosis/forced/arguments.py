@@ -58,7 +58,7 @@ def _hit(state: State, callers: Callers, numbers: Sequence[int], replaced: Mappi
     if len(of_torch) >= len(state.of_torch) or not state.follows(changed, of_torch, replaced):
         return None
     chains = [(call.line, *call.callers) for n in numbers if (call := state.aligner.loss.calls[n]).line is not None]
-    line = _calling(state.jax, [twins[k].jax for pair in replaced.items() for k in pair])
+    line = calling_line(state.jax, [twins[k].jax for pair in replaced.items() for k in pair])
     user_call = UserCall(Lines(line, callers[0]), common_function(chains))
     segments = (
         Segment((), (), (k, twins[other].jax), inside=False, call=min(n for _, n in given), user_call=user_call)
@@ -67,7 +67,7 @@ def _hit(state: State, callers: Callers, numbers: Sequence[int], replaced: Mappi
     return Hit(tuple(segments), EDIT, 0, changed, len(of_torch))
 
 
-def _calling(graph: Graph, values: Collection[int]) -> SourceLine | None:
+def calling_line(graph: Graph, values: Collection[int]) -> SourceLine | None:
     """Return the line that calls the smallest function that is given some values; of none, the first that has one."""
     for callers, inside in _functions((k, node.callers) for k, node in enumerate(graph) if node.line is not None):
         if all(any(_are_equal(graph, k, value) for k in graph.border(inside)) for value in values):

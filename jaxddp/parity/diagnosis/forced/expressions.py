@@ -73,8 +73,9 @@ class Expressions:
         """Return which arguments of a function the port exchanges, or which one it gives in place of another."""
         self._names.clear()
         torch, jax = (self._leaf_of_torch(place[0].ends[0]), self._leaf_of_torch(self._twins[place[0].ends[1]]))
-        form = "arguments_exchanged" if len(place) > 1 else "other_argument"
-        return Statement(form, jax=f"{jax}", torch=f"{torch}", function=function)
+        if len(place) > 1:
+            return Statement("arguments_exchanged", operands=(f"{torch}", f"{jax}"), function=function)
+        return Statement("other_argument", jax=f"{jax}", torch=f"{torch}", function=function)
 
     def label(self, place: Sequence[Segment]) -> Description | None:
         """Return the one difference between what both sides compute in the segments of a place; None: it is more."""
@@ -88,8 +89,9 @@ class Expressions:
         if len(place) > 1 or array is None or np.ptp(array) or not _is_constant(self._jax, j) or call == ARGUMENT:
             return None
         self._names.clear()
-        texts = {"jax": f"{array.flat[0]:.6g}", "torch": f"{self._leaf_of_torch(t)}"}
-        return Description("other_operand", Statement("other_operand", **texts, call=self._loss.calls[call].words))
+        zeros, torch = f"{array.flat[0]:.6g}", f"{self._leaf_of_torch(t)}"
+        what = Statement("other_operand", jax=zeros, torch=torch, call=self._loss.calls[call].words)
+        return Description("other_operand", what)
 
     def statement(self, place: Sequence[Segment]) -> tuple[Statement | None, tuple[str, str]]:
         """Return what both sides compute in the segments of a place, and for which call, and the code of each side.

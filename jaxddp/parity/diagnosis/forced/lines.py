@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from jaxddp.parity.diagnosis.forced.arguments import calling_line
 from jaxddp.parity.diagnosis.forced.expressions import MOVES, NAMES
 from jaxddp.parity.diagnosis.forced.hits import CONSTANT, Segment
 from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.diagnosis.forced.trees import INFIX
 from jaxddp.parity.diagnosis.forward.calls import OF, Call, CallEdit
 from jaxddp.parity.diagnosis.forward.reading import NO_TRACE
-from jaxddp.parity.diagnosis.forward.rewiring import SHAPES
+from jaxddp.parity.diagnosis.forward.rewiring import JOINS, SHAPES
 from jaxddp.parity.graph import ARGUMENT, SLICE, Graph, Node
 from jaxddp.parity.operations import Lines, SourceLine, are_near, readings
 from jaxddp.parity.user_code.stated import alias_of, renamed_at, stating
@@ -18,6 +19,7 @@ LEFT_OUT = ("operand_left_out", "call_left_out", "calls_left_out")
 OF_ARGUMENTS = ("number", "other_index", "other_axis", "other_option", "other_expression")  # of the first operation
 WEIGHTED = ("cross_entropy", "nll_loss")  # the mean is their last operation
 PARTS = ("slice", "split", "chunk", "unbind", "transpose", "flip", "rev")  # what others take of a value
+JOINED = ("concatenate", "stack")
 NEARBY = 40  # values before one, among which an equal one is looked for
 FOLLOWING = 60  # values after a segment, among which the one with a number is looked for
 PRODUCTS = ("@", "einsum", "linear", "tensordot", "conv")  # what may stand for each other
@@ -47,9 +49,8 @@ def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, ca
     is_planted = any(one.edits and one.order is None for one in place)  # equal values follow only later
     is_of_shape = name.change.fault in LEFT_OUT and call.name in SHAPES  # the operation that broadcasts shows it
     if name.change.fault in LEFT_OUT and not is_planted and not is_of_shape:
-        number = next(n for n, one in enumerate(location.loss.calls) if one is call)
-        lines = _of_call_left_out(location, place, number) or lines
-    jax, value = location.jax, name.value
+        lines = _of_call_left_out(location, place, _number_of(location, call)) or lines
+    jax, value, twins = location.jax, name.value, location.alignment.twins
     indices = [k for one in place for k in (*one.jax, *(one.joined or one.ends)[1:])]
     is_of_mean = name.change.fault == "other_expression" and call.name in WEIGHTED
     if (name.change.fault in OF_ARGUMENTS and value is None and not is_of_mean) or is_of_shape:
@@ -62,9 +63,18 @@ def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, ca
         following = () if is_own else sorted(jax.after(place[-1].ends[1], range(len(jax))))[:FOLLOWING]
         having = (_line_with(jax[k], value) for k in (*indices, *following) if _has(jax[k], value))
         lines = Lines(next((line for line in having if line is not None), lines.jax), lines.torch)
+    if name.change.fault == "other_order" and call.name in JOINS and not any(jax[k].name in JOINED for k in indices):
+        inputs = location.torch[location.torch.outputs[_number_of(location, call)][0]].inputs
+        parts = [twins[k].jax for k in inputs if k in twins]
+        # Where a function is given them.
+        lines = Lines((calling_line(jax, parts) if parts else None) or lines.jax, lines.torch)
     if name.change.entry:
         lines = Lines(first_use(jax, name.change.entry) or lines.jax, lines.torch)
     return Lines(lines.jax, call.line or lines.torch)
+
+
+def _number_of(location: Location, call: Call) -> int:
+    return next(n for n, one in enumerate(location.loss.calls) if one is call)
 
 
 def lines_of_trees(location: Location, lines: Lines, at: tuple[int | None, int | None]) -> Lines:

@@ -13,7 +13,7 @@ from jaxddp.parity.diagnosis.forced.align import Aligner, Alignment, Twin
 from jaxddp.parity.diagnosis.forced.arguments import other_arguments
 from jaxddp.parity.diagnosis.forced.forced_values import OtherInputs, holds
 from jaxddp.parity.diagnosis.forced.hits import EDIT, MOST_ELEMENTS, Hit, Segment, State, signature
-from jaxddp.parity.diagnosis.forced.layouts import equal
+from jaxddp.parity.diagnosis.forced.layouts import contains, equal
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Site
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
@@ -328,11 +328,13 @@ class Location:
         return self.jax.before(following, of_jax) or of_jax
 
     def _alike(self, state: State, changed: Alignment, number: int, of_jax: Sequence[int]) -> int:
-        """Return the value of the port that is likeliest that of a call: given the same, or of its name."""
-        node = self.torch[self.torch.outputs[number][0]]
+        """Return the port's value that is likeliest that of a call: of its elements, given the same, or named so."""
+        output = self.torch.outputs[number][0]
+        node, array = self.torch[output], changed.arrays[output]
         given = [self.jax[changed.twins[k].jax].moments for k in node.inputs if k in changed.twins]
         inputs = {k: [self.jax[i].moments for i in self.jax[k].inputs] for k in of_jax}
         ways: list[Callable[[int], bool]] = [
+            lambda k: contains(self.jax[k].array, array),
             lambda k: any(x is not None and y is not None and are_near(x, y) for x in given for y in inputs[k]),
             lambda k: self.jax[k].name == node.name,
             lambda k: state.of_jax.isdisjoint(self.jax[k].inputs),

@@ -121,9 +121,9 @@ def _label(jax: Tree, torch: Tree, call: str) -> Description | None:
     if not jax.operands and not torch.operands:
         return _other_leaf(jax, torch, call)
     if jax in torch.operands:
-        return _further("call_left_out", "call_left_out", torch, jax)
+        return _left_out(torch, jax)
     if torch in jax.operands:
-        return _further("call_added", "call_added", jax, torch)
+        return _added(jax, torch)
     if jax.operands == torch.operands or (jax.operands == torch.operands[::-1] and torch.function in COMMUTATIVE):
         names = _word(jax), _word(torch)
         what = Statement("other_function", jax=names[0], torch=names[1], of=" and ".join(_said(torch.operands)))
@@ -142,18 +142,35 @@ def _other_leaf(jax: Tree, torch: Tree, call: str) -> Description | None:
     return Description("other_operand", Statement("other_operand", jax=texts[0], torch=texts[1], call=call))
 
 
-def _further(fault: str, form: str, longer: Tree, shorter: Tree) -> Description | None:
-    """Return the label of an operation that only one side makes, if it has at most one further operand."""
+def _left_out(longer: Tree, shorter: Tree) -> Description | None:
+    """Return the label of an operation that torch alone makes, or of an operand; None: it has several further ones."""
+    by, of = _further(longer, shorter)
+    if by is None:
+        return None
+    if _keeps(longer, shorter):
+        return Description("call_left_out", Statement("call_left_out", call=_word(longer), by=by, of=of))
+    what = Statement("operand_left_out", operands=(by,), call=_word(longer), by="")
+    return Description("operand_left_out", what) if by else None
+
+
+def _added(longer: Tree, shorter: Tree) -> Description | None:
+    """Return the label of an operation that the port alone makes; None: it has several further operands."""
+    by, of = _further(longer, shorter)
+    if by is None or not _keeps(longer, shorter):
+        return None
+    return Description("call_added", Statement("call_added", call=_word(longer), by=by, of=of))
+
+
+def _keeps(longer: Tree, shorter: Tree) -> bool:
+    """Return whether an operation changes one value by others, as x / y does x, and not y."""
+    return longer.operands[0] == shorter or longer.function in COMMUTATIVE
+
+
+def _further(longer: Tree, shorter: Tree) -> tuple[str | None, str]:
+    """Return the other operand of an operation, and one of them, as code; None: it has several others."""
     others = list(longer.operands)
     others.remove(shorter)
-    if len(others) > 1:
-        return None
-    by, of = " ".join(_said(others)), " ".join(_said([shorter]))
-    if longer.operands[0] == shorter or longer.function in COMMUTATIVE:
-        return Description(fault, Statement(form, call=_word(longer), by=by, of=of))
-    if fault != "call_left_out" or not by:
-        return None
-    return Description("operand_left_out", Statement("operand_left_out", operands=(by,), call=_word(longer), by=""))
+    return (None if len(others) > 1 else "".join(_said(others))), "".join(_said([shorter]))
 
 
 def _said(operands: Sequence[Tree]) -> list[str]:
