@@ -123,6 +123,7 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     "other_argument": "{jax} in place of {torch} as an argument< of {function}>",
     # Other expressions.
     "expressions": _expressions,
+    "made_otherwise": "other operations in {of}<, before {call}>",
     "operations": _operations,
     "function_instead": "{function} of {of} in place of the result of {call}",
     "reduction_instead": lambda of, axes, elements, call, reduction: (

@@ -10,6 +10,7 @@ from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.operations import Lines, SourceLine
 from jaxddp.parity.user_code.file_text import FileText, assigned, expressions, last_name, last_return, nested, number_of
 
+MASK, DECAY = "decay_mask", "weight_decay"  # fault of a mask, and what it masks
 FOLLOWED = 3  # definitions are followed from the quoted line this often
 
 
@@ -22,10 +23,23 @@ def where_stated(lines: Lines, deviation: Deviation) -> Lines:
         lines: lines at which the values are used.
         deviation: what the port does with them.
     """
-    layer = deviation.where.rpartition(".")[2]
+    layer, jax = deviation.where.rpartition(".")[2], lines.jax
     for value in deviation.values:
         lines = Lines(stated_at(lines.jax, value.jax, layer), stated_at(lines.torch, value.torch, layer))
-    return lines
+    of_mask = deviation.kind == MASK or any(value.key == DECAY for value in deviation.values)
+    return Lines(_masked_at(lines.jax) or lines.jax, lines.torch) if of_mask and lines.jax == jax else lines
+
+
+def _masked_at(line: SourceLine | None) -> SourceLine | None:
+    """Return the line that ends the function which a statement gives as a mask; None: it gives none, or a constant."""
+    text = text_of(line)
+    statement = None if text is None or line is None else text.at(line.number)
+    if text is None or line is None or statement is None:
+        return None
+    words = (x for one in expressions(statement) if isinstance(one, ast.Call) for x in one.keywords)
+    names = {last_name(x.value) for x in words if x.arg == "mask"} - {""}
+    functions = [x for x in text.tree.body if isinstance(x, ast.FunctionDef) and x.name in names]
+    return SourceLine(line.path, last_return(functions[0])) if len(functions) == 1 else None
 
 
 def stated_at(line: SourceLine | None, value: str, layer: str = "") -> SourceLine | None:
@@ -225,6 +239,8 @@ def _statements(text: FileText, statement: ast.stmt, layer: str) -> Iterator[ast
         fresh = [*(value for value in values if number_of(value, text.constants) is not None), *lists]
         fresh += _values(text, statement, layer) if layer in names else []
         yield from fresh
+    made = [value for name in sorted({*_used(statement)}) for value in _values(text, statement, name)]
+    yield from (value for value in made if isinstance(value, ast.Call))
 
 
 def _keywords(text: FileText, names: Collection[str]) -> Iterator[ast.expr]:

@@ -115,6 +115,7 @@ class Naming:
         # Of values that are equal here and not there, the port may use another one than the expressions say.
         self._is_certain = not alone or len(telling) == len(others)
         self._expressions = Expressions(location)
+        self._whole: set[tuple[object, ...]] = set()  # faults that were tried as two
 
     def faults(self) -> Iterator[LocatedFault]:
         """Yield the faults; those that are the same at the same lines as one."""
@@ -131,8 +132,10 @@ class Naming:
             alike[(text.lines.torch, whats) if whats else (text.lines, text.jax, text.torch)].append(fault)
         of_lines: dict[object, list[LocatedFault]] = defaultdict(list)
         for k, fault in enumerate(map(self._merged, alike.values())):
-            is_said = not fault.names and any(fault.text.code)  # as a function, whatever is computed in it
-            of_lines[(fault.text.lines, fault.text.code) if is_said else k].append(fault)
+            is_said = not fault.names and any(fault.text.code)
+            # As a function, whatever is computed in it, or as one difference, whatever follows from it.
+            said = fault.text.code if fault.kind == REDUCTION else fault.what
+            of_lines[(fault.text.lines, said) if is_said else k].append(fault)
         yield from self._titled_together([self._merged(same) for same in of_lines.values()])
 
     def _titled_together(self, faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:
@@ -156,13 +159,15 @@ class Naming:
 
     def _split(self, fault: LocatedFault) -> list[LocatedFault]:
         """Return a fault without a name as two that have one, if the segment of two calls or more has two."""
-        place = fault.place
+        place, key = fault.place, (fault.text.lines, fault.text.jax, fault.text.torch)
         calls = {self._location.torch[k].call for one in place for k in one.torch}
-        if fault.names or not 1 < len(calls) <= MOST_CALLS:
+        if fault.names or key in self._whole or not 1 < len(calls) <= MOST_CALLS:
             return [fault]
+        self._whole.add(key)  # in other places, it has no pair either
         pair = labelled_pair(self._location, place, self._values, self._edits)
         if not pair or not self._is_true(place, pair):
             return [fault]
+        self._whole.discard(key)
         return [self._named(fault, (self._together([name]),)) for name in pair]
 
     def _named(self, fault: LocatedFault, names: tuple[CallEdit, ...]) -> LocatedFault:
@@ -296,7 +301,7 @@ class Naming:
         is_known = self._is_certain and not any(one.edits and one.order is None for one in place)
         short = is_known and len(calls) <= MOST_SAID and len(operations) <= MOST_OPERATIONS
         what, code = self._expressions.statement(place) if short else (None, ("", ""))
-        label = self._expressions.constant(place) if what is None else self._expressions.label(place)
+        label = self._expressions.in_place(place) if what is None else self._expressions.label(place)
         if label is not None:
             return label, code
         is_added = any(one.jax for one in place) or j.name == CONSTANT  # which takes the place of calls
@@ -305,7 +310,7 @@ class Naming:
             kind, by = "call_left_out" if len(calls) == 1 else "calls_left_out", "left_out"
         elif not calls:
             kind, by = ("call_added", "added") if is_added else ("other_operand", "")
-        return Description(kind, what and what.but(by=by)), code
+        return Description(kind, what.but(by=by) if what is not None and by else what), code
 
 
 def _different(faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:

@@ -82,15 +82,17 @@ class Expressions:
         self.sides(place)
         return difference(*self._trees, "" if place[-1].call == ARGUMENT else self._loss.calls[place[-1].call].words)
 
-    def constant(self, place: Sequence[Segment]) -> Description | None:
-        """Return which value the port replaces by a number that nothing makes; None: it does not."""
-        t, j = place[0].ends
-        array, call = self._jax[j].array, place[0].call
-        if len(place) > 1 or array is None or np.ptp(array) or not _is_constant(self._jax, j) or call == ARGUMENT:
+    def in_place(self, place: Sequence[Segment]) -> Description | None:
+        """Return which value, or number, the port has in place of one of torch, whatever makes that; None: of none."""
+        (t, j), call = place[0].ends, place[0].call
+        array, is_made = self._jax[j].array, place[0].jax and not _is_constant(self._jax, j)
+        if len(place) > 1 or array is None or is_made or not place[0].torch or call == ARGUMENT:
             return None
         self._names.clear()
-        zeros, torch = f"{array.flat[0]:.6g}", f"{self._leaf_of_torch(t)}"
-        what = Statement("other_operand", jax=zeros, torch=torch, call=self._loss.calls[call].words)
+        given = f"{array.flat[0]:.6g}" if not np.ptp(array) else f"{self._leaf_of_jax(j)}"
+        what = Statement(
+            "other_operand", jax=given, torch=f"{self._leaf_of_torch(t)}", call=self._loss.calls[call].words
+        )
         return Description("other_operand", what)
 
     def statement(self, place: Sequence[Segment]) -> tuple[Statement | None, tuple[str, str]]:
@@ -105,6 +107,8 @@ class Expressions:
             length = len(torch) + (len(jax) + 12 if jax != torch else 33)
             length += (len(call) + 5) * bool(call) + (len(module) + 4) * bool(module)
             if jax and torch and length <= LONGEST_STATEMENT:
+                if jax == torch and not _are_equal(self._torch[place[-1].ends[0]], self._jax[place[-1].ends[1]]):
+                    return Statement("made_otherwise", of=torch, call=call), (jax, torch)
                 return Statement("expressions", jax=jax, torch=torch, call=call, module=module, by=""), (jax, torch)
         return None, ("", "")
 

@@ -314,7 +314,8 @@ class State:
         x, y = self.torch[index].array, self.jax[of_jax].array
         if index not in self.of_torch or x is None or y is None or not 0 < y.size < x.size:
             return False
-        is_used_so = any(self.jax[k].size == x.size for k in self.jax.users[of_jax])
+        users = {later for k in self.jax.users[of_jax] for later in (k, *self.jax.users[k])}
+        is_used_so = any(self.jax[k].size >= x.size for k in users)
         return is_used_so and any(True for _ in repeated(x.shape, y.shape))
 
     def _hit(self, number: int, cost: int, replaced: Mapping[int, Twin]) -> Hit | None:
@@ -378,6 +379,8 @@ class State:
             return 0
         if twin.jax not in self._inputs_of_jax:
             self._inputs_of_jax[twin.jax] = self.jax.border(self._before[twin.jax]) or {twin.jax}
+        if twin.jax in self._inputs_of_torch[index] and not self._before[twin.jax]:
+            return 1  # all that torch does with it is left out
         return len(self._inputs_of_torch[index] ^ self._inputs_of_jax[twin.jax])
 
     def _with(self, number: int, replaced: Mapping[int, Twin], edges: Collection[int]) -> Alignment:

@@ -39,6 +39,7 @@ from jaxddp.parity.diagnosis.forward.several_calls import (
 )
 from jaxddp.parity.diagnosis.forward.sites import patches_of
 from jaxddp.parity.diagnosis.forward.substitutes import substitutes
+from jaxddp.parity.diagnosis.search.decide import is_plain
 from jaxddp.parity.diagnosis.search.fault_search import Search, confirm
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Budget, Differences, Item
 from jaxddp.parity.graph import ARGUMENT
@@ -219,6 +220,7 @@ def labelled(
     counted = Counter((edit.change.what, *edit.sites) for edit in edited.values())
     # If several numbers do the same, none of them is likely to be what was written.
     every = [edit for edit in edited.values() if counted[edit.change.what, *edit.sites] == 1]
+    every = [edit for edit in every if edit.value is None or edit.given or is_plain(edit.value)] or every
     ordered = {edit for one in segments for edit in one.edits if edit.change.also or edit.change.setting}
     groups = [edit for edit in every if edit in ordered], *_by_likelihood(location, segments, every)
     true = (list(filter(is_true, group)) for group in groups)

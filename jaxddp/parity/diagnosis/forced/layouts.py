@@ -133,13 +133,16 @@ class Layouts:
 
 
 def repeated(torch: Shape, jax: Shape) -> Iterator[Order]:
-    """Yield the order in which an array of torch repeats one of the port along axes, as operations do that broadcast.
+    """Yield the orders in which an array of torch repeats one of the port along axes, as operations do that broadcast.
 
-    >>> [*repeated((2, 3), (3,))], [*repeated((2, 3), (2,))]
-    ([array([0, 1, 2, 0, 1, 2])], [])
+    >>> [*repeated((2, 3), (3,))], [*repeated((2, 3), (2, 1, 1))]
+    ([array([0, 1, 2, 0, 1, 2])], [array([0, 0, 0, 1, 1, 1])])
     """
-    if len(jax) <= len(torch) and all(n in (1, m) for n, m in zip(jax[::-1], torch[::-1], strict=False)):
-        yield np.broadcast_to(np.arange(prod(jax)).reshape(jax), torch).ravel()
+    alone = [n for n in jax if n != 1]
+    for axes in itertools.combinations(range(len(torch)), len(alone)) if len(torch) <= MOST_AXES else ():
+        if [torch[k] for k in axes] == alone:
+            shape = tuple(n if k in axes else 1 for k, n in enumerate(torch))
+            yield np.broadcast_to(np.arange(prod(jax)).reshape(shape), torch).ravel()
 
 
 @cache

@@ -118,12 +118,12 @@ def _plain(tree: Tree) -> Tree:
 
 
 def _label(jax: Tree, torch: Tree, call: str) -> Description | None:
-    if not jax.operands and not torch.operands:
-        return _other_leaf(jax, torch, call)
     if jax in torch.operands:
         return _left_out(torch, jax)
     if torch in jax.operands:
         return _added(jax, torch)
+    if not jax.operands or not torch.operands:
+        return _other_operand(jax, torch, call)
     if jax.operands == torch.operands or (jax.operands == torch.operands[::-1] and torch.function in COMMUTATIVE):
         names = _word(jax), _word(torch)
         what = Statement("other_function", jax=names[0], torch=names[1], of=" and ".join(_said(torch.operands)))
@@ -131,15 +131,16 @@ def _label(jax: Tree, torch: Tree, call: str) -> Description | None:
     return None
 
 
-def _other_leaf(jax: Tree, torch: Tree, call: str) -> Description | None:
-    texts = jax.function, torch.function
-    if jax.value is None and torch.value is None and all(map(_is_number, texts)):
-        return Description(
-            "number", Statement("number_instead", jax=texts[0], torch=texts[1], call=call), (Value(*texts),)
-        )
-    if jax.value is torch.value is None or "=" in texts[0] + texts[1] or not call:  # options
+def _other_operand(jax: Tree, torch: Tree, call: str) -> Description | None:
+    """Return the label of a number, a value or an operation's result in place of another one; None: of options."""
+    mine, other = (f"{_word(x)}(...)" if x.operands else x.function for x in (jax, torch))
+    if _is_number(mine) and _is_number(other):
+        what = Statement("number_instead", jax=mine, torch=other, call=call)
+        return Description("number", what, (Value(mine, other),))
+    is_option = "=" in mine + other or not (jax.operands or torch.operands or jax.value is not torch.value)
+    if is_option or mine == other or not call:
         return None
-    return Description("other_operand", Statement("other_operand", jax=texts[0], torch=texts[1], call=call))
+    return Description("other_operand", Statement("other_operand", jax=mine, torch=other, call=call))
 
 
 def _left_out(longer: Tree, shorter: Tree) -> Description | None:
