@@ -10,6 +10,7 @@ from jaxddp.parity.deviation import Deviation
 from jaxddp.parity.operations import Lines, SourceLine
 from jaxddp.parity.user_code.file_text import FileText, assigned, expressions, last_name, last_return, nested, number_of
 
+OF_GROUPS = "rate_of_some"  # fault of the rates of a group
 MASK, DECAY = "decay_mask", "weight_decay"  # fault of a mask, and what it masks
 FOLLOWED = 3  # definitions are followed from the quoted line this often
 
@@ -26,8 +27,21 @@ def where_stated(lines: Lines, deviation: Deviation) -> Lines:
     layer, jax = deviation.where.rpartition(".")[2], lines.jax
     for value in deviation.values:
         lines = Lines(stated_at(lines.jax, value.jax, layer), stated_at(lines.torch, value.torch, layer))
+    if deviation.kind == OF_GROUPS:
+        return Lines(lines.jax, _keyed_at(lines.torch, "lr") or lines.torch)
     of_mask = deviation.kind == MASK or any(value.key == DECAY for value in deviation.values)
     return Lines(_masked_at(lines.jax) or lines.jax, lines.torch) if of_mask and lines.jax == jax else lines
+
+
+def _keyed_at(line: SourceLine | None, key: str) -> SourceLine | None:
+    """Return the only line of a line's function that gives a dictionary a key; None: none does, or several do."""
+    text = text_of(line)
+    function = None if text is None or line is None else text.function_at(line.number)
+    if line is None or function is None:
+        return None
+    keys = (x for node in ast.walk(function) if isinstance(node, ast.Dict) for x in node.keys)
+    found = {x.lineno for x in keys if isinstance(x, ast.Constant) and x.value == key}
+    return SourceLine(line.path, found.pop()) if len(found) == 1 else None
 
 
 def _masked_at(line: SourceLine | None) -> SourceLine | None:

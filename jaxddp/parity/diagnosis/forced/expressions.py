@@ -85,11 +85,14 @@ class Expressions:
     def in_place(self, place: Sequence[Segment]) -> Description | None:
         """Return which value, or number, the port has in place of one of torch, whatever makes that; None: of none."""
         (t, j), call = place[0].ends, place[0].call
-        array, is_made = self._jax[j].array, place[0].jax and not _is_constant(self._jax, j)
-        if len(place) > 1 or array is None or is_made or not place[0].torch or call == ARGUMENT:
+        array = self._jax[j].array
+        if len(place) > 1 or array is None or array.dtype.kind == "b" or not place[0].torch or call == ARGUMENT:
+            return None
+        is_number = not np.ptp(array)
+        if place[0].jax and not is_number:
             return None
         self._names.clear()
-        given = f"{array.flat[0]:.6g}" if not np.ptp(array) else f"{self._leaf_of_jax(j)}"
+        given = f"{array.flat[0]:.6g}" if is_number else f"{self._leaf_of_jax(j)}"
         what = Statement(
             "other_operand", jax=given, torch=f"{self._leaf_of_torch(t)}", call=self._loss.calls[call].words
         )

@@ -179,8 +179,10 @@ class LossAndGradients:
         """Return the calls of the loss, with faults planted, on a replica's first micro-batch; see `sites.trace`."""
         return self._replay.trace(step, rank, patches, reads)
 
-    def located(self, reading: Reading, names: Mapping[int, str], inputs: Mapping[int, str]) -> list[LocatedFault]:
-        """Return the faults on the micro-batch that the port's program computed.
+    def located(
+        self, reading: Reading, names: Mapping[int, str], inputs: Mapping[int, str]
+    ) -> Iterator[list[LocatedFault]]:
+        """Yield the faults on the micro-batch that the port's program computed, the likeliest first.
 
         None if torch's calls cannot be recorded, as inside of vmap.
 
@@ -191,19 +193,18 @@ class LossAndGradients:
         """
         graph, step = reading.graph, reading.step
         if graph is None:
-            return []
+            return
         # Parameters that are 1 or 0, as they begin, hide which one is which; others may hide a bound.
-        found = list[LocatedFault]()
         for way, jax in ((NEAR, reading.varied.get(NEAR)), ("", graph)):
             if jax is not None and (jax[jax.end].is_telling or jax[jax.end].is_spoiled):
                 with contextlib.suppress(*IMPOSSIBLE):
                     loss = self._replay.graph(step, reading.rank, way)
                     others = [*self._other_inputs(reading, way)]
                     faults, are_all = located_faults(loss, jax, others, names, inputs, self._catalogue(step))
-                    found = max(found, faults, key=len)
-                    if found and are_all:
-                        break
-        return found
+                    if faults:
+                        yield faults
+                    if faults and are_all:
+                        return
 
     def located_gradients(
         self, reading: Reading, names: Mapping[int, str], inputs: Mapping[int, str]
@@ -287,9 +288,11 @@ def _is_memory_of(x: Any, parameter: Tensor) -> bool:
 class ReceivedGradients(LossAndGradients):
     """Gradients that the optimizers of a step get, the mean over the replicas, in place of a loss and its gradients."""
 
-    def located(self, reading: Reading, names: Mapping[int, str], inputs: Mapping[int, str]) -> list[LocatedFault]:
-        """Return none, as the losses are equal."""
-        return []
+    def located(
+        self, reading: Reading, names: Mapping[int, str], inputs: Mapping[int, str]
+    ) -> Iterator[list[LocatedFault]]:
+        """Yield none, as the losses are equal."""
+        yield from ()
 
     def observed(self, step: int, ranks: Sequence[int]) -> Stages:
         """Return the gradients that JAX's optimizers got."""

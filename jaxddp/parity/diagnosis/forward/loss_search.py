@@ -1,10 +1,11 @@
 """Search for the faults of a loss: those that are located first, then those that only a replay of all calls shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from jaxddp.parity.diagnosis.forced.causes import LocatedFault
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.forward.candidates import (
     edits_of_inputs,
@@ -53,7 +54,7 @@ class LossSearch:
 
     def located(self, reading: Reading, ruling: Ruling) -> Ruling:
         """Add to a ruling without names where the programs differ, without names: any NaN would explain another one."""
-        faults = self.subject.located(reading, *self._words(reading))
+        faults = next(self.subject.located(reading, *self._words(reading)), [])
         segments = tuple(fault.text for fault in faults)
         return replace(ruling, lines=tuple(text.lines for text in segments[:1]), segments=segments)
 
@@ -68,18 +69,31 @@ class LossSearch:
     def with_reading(self, reading: Reading) -> tuple[Ruling, tuple[Item, ...]]:
         """Return the ruling where the port's program is known."""
         words, inputs = self._words(reading)
-        faults = self.subject.located(reading, words, inputs)
-        faults = faults or self.subject.located_gradients(reading, words, inputs)
-        if not faults:
+        rulings = list[Ruling]()
+        for faults in self._located(reading, words, inputs):
+            ruling, named = ruling_on(faults, self.subject, reading, self.evidence.made, self.floor, self._with_planted)
+            if named:
+                return self._with_title(reading, ruling, named)
+            rulings.append(ruling)
+        if not rulings:
             return self._with_lines(reading, *self.by_catalogue())
-        ruling, named = ruling_on(faults, self.subject, reading, self.evidence.made, self.floor, self._with_planted)
-        if named:
-            return self._with_title(reading, ruling, named)
+        ruling = max(rulings, key=lambda one: len(one.segments))
         for search in (partial(self.by_catalogue, pairs=False), partial(self._of_many_calls, reading, words, inputs)):
             by_replays, planted = search()
             if by_replays.named:
                 return self._with_lines(reading, replace(by_replays, segments=ruling.segments), planted)
-        return ruling, named
+        return ruling, ()
+
+    def _located(
+        self, reading: Reading, words: Mapping[int, str], inputs: Mapping[int, str]
+    ) -> Iterator[list[LocatedFault]]:
+        """Yield the faults of the losses, or those of the gradients of equal losses."""
+        found = False
+        for faults in self.subject.located(reading, words, inputs):
+            found = True
+            yield faults
+        if not found and (faults := self.subject.located_gradients(reading, words, inputs)):
+            yield faults
 
     def _with_lines(self, reading: Reading, ruling: Ruling, named: tuple[Item, ...]) -> tuple[Ruling, tuple[Item, ...]]:
         return replace(ruling, lines=lines_of_items(self.subject, reading, named, self.evidence.made)), named
