@@ -253,8 +253,16 @@ def _statements(text: FileText, statement: ast.stmt, layer: str) -> Iterator[ast
         fresh = [*(value for value in values if number_of(value, text.constants) is not None), *lists]
         fresh += _values(text, statement, layer) if layer in names else []
         yield from fresh
-    made = [value for name in sorted({*_used(statement)}) for value in _values(text, statement, name)]
-    yield from (value for value in made if isinstance(value, ast.Call))
+    yield from _made_before(text, statement)
+
+
+def _made_before(text: FileText, statement: ast.stmt) -> Iterator[ast.expr]:
+    """Yield the calls that make a statement's values, by the names of its function."""
+    function = text.function_at(statement.lineno)
+    names = {x.id for x in expressions(statement) if isinstance(x, ast.Name)}
+    for one in nested(function) if function is not None else ():
+        pairs = assigned(one) if one.lineno < statement.lineno else ()
+        yield from (x for to, x in pairs if getattr(to, "id", "") in names and isinstance(x, ast.Call))
 
 
 def _keywords(text: FileText, names: Collection[str]) -> Iterator[ast.expr]:

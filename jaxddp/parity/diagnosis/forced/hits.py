@@ -121,10 +121,11 @@ class State:
         return {k: _cost(self.jax, before) for k, before in self._before.items()}
 
     @cached_property
-    def constants(self) -> set[int]:
-        """The port's arrays of one number that are made of nothing, as zeros in place of a state."""
+    def given(self) -> set[int]:
+        """The port's arguments, and arrays of one number that are made of nothing, as zeros in place of a state."""
         made = ((k, before) for k, before in self._before.items() if before and self._is_uniform(k))
-        return {k for k, before in made if all(map(self._is_constant, self.jax.border(before)))}
+        constants = {k for k, before in made if all(map(self._is_constant, self.jax.border(before)))}
+        return constants | {k for k in self._before if self.jax[k].call == ARGUMENT}
 
     def _is_uniform(self, of_jax: int) -> bool:
         m = self.jax[of_jax].moments
@@ -134,13 +135,14 @@ class State:
         node = self.jax[of_jax]
         return node.name == CONSTANT or (node.call != ARGUMENT and not node.inputs)
 
-    def hits(self, number: int, most: int, ends: set[int] | None = None) -> Iterator[Hit]:
+    def hits(self, number: int, most: int, ends: set[int] | None = None, strange: int = STRANGE) -> Iterator[Hit]:
         """Yield the hits of a call that take at most some operations, except for those that were tried before.
 
         Args:
             number: number of the call.
             most: most operations.
             ends: indices of the port's values that are tried; None: all.
+            strange: most inputs that only one side has.
         """
         if number in self.aligner.opaque:
             return
@@ -152,8 +154,8 @@ class State:
             among = {self.alignment.twins[k].jax for k in inputs if k in self.alignment.twins} if swapped else ends
             for cost, replaced in self._replacements(places, most - here, among) if here <= most else ():
                 key = number, places, tuple((twin.jax, id(twin.order)) for twin in replaced.values())
-                strange = sum(self._strange(k, twin) for k, twin in replaced.items())
-                if key in self._tried or (most > FEW and strange > STRANGE):
+                of_one = sum(self._strange(k, twin) for k, twin in replaced.items())
+                if key in self._tried or (most > FEW and of_one > strange):
                     continue
                 self._tried.add(key)
                 self.trials += 1
@@ -314,8 +316,10 @@ class State:
         x, y = self.torch[index].array, self.jax[of_jax].array
         if index not in self.of_torch or x is None or y is None or not 0 < y.size < x.size:
             return False
-        users = {later for k in self.jax.users[of_jax] for later in (k, *self.jax.users[k])}
-        is_used_so = any(self.jax[k].size >= x.size for k in users)
+        users = self.jax.users[of_jax]
+        # With further axes, a later operation repeats it.
+        later = {k for user in users for k in self.jax.users[user]} if y.size > 1 and y.ndim > x.ndim else set()
+        is_used_so = any(self.jax[k].size == x.size for k in users) or any(self.jax[k].size >= x.size for k in later)
         return is_used_so and any(True for _ in repeated(x.shape, y.shape))
 
     def _hit(self, number: int, cost: int, replaced: Mapping[int, Twin]) -> Hit | None:
@@ -375,12 +379,8 @@ class State:
             of_torch = self.torch.before(index, self.of_torch)
             inputs = self.torch.border(of_torch) if of_torch else {index}
             self._inputs_of_torch[index] = {self.alignment.twins[k].jax for k in inputs if k in self.alignment.twins}
-        if twin.jax in self.constants:
-            return 0
         if twin.jax not in self._inputs_of_jax:
             self._inputs_of_jax[twin.jax] = self.jax.border(self._before[twin.jax]) or {twin.jax}
-        if twin.jax in self._inputs_of_torch[index] and not self._before[twin.jax]:
-            return 1  # all that torch does with it is left out
         return len(self._inputs_of_torch[index] ^ self._inputs_of_jax[twin.jax])
 
     def _with(self, number: int, replaced: Mapping[int, Twin], edges: Collection[int]) -> Alignment:

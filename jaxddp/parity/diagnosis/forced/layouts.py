@@ -138,11 +138,14 @@ def repeated(torch: Shape, jax: Shape) -> Iterator[Order]:
     >>> [*repeated((2, 3), (3,))], [*repeated((2, 3), (2, 1, 1))]
     ([array([0, 1, 2, 0, 1, 2])], [array([0, 0, 0, 1, 1, 1])])
     """
-    alone = [n for n in jax if n != 1]
-    for axes in itertools.combinations(range(len(torch)), len(alone)) if len(torch) <= MOST_AXES else ():
-        if [torch[k] for k in axes] == alone:
+    places, alone = np.arange(prod(jax)), [n for n in jax if n != 1]
+    if len(jax) <= len(torch) and all(n in (1, m) for n, m in zip(jax[::-1], torch[::-1], strict=False)):
+        yield np.broadcast_to(places.reshape(jax), torch).ravel()
+        return
+    for axes in itertools.combinations(range(len(torch)), len(alone)) if len(jax) > len(torch) else ():
+        if [torch[k] for k in axes] == alone:  # the port has further axes of length 1
             shape = tuple(n if k in axes else 1 for k, n in enumerate(torch))
-            yield np.broadcast_to(np.arange(prod(jax)).reshape(shape), torch).ravel()
+            yield np.broadcast_to(places.reshape(shape), torch).ravel()
 
 
 @cache

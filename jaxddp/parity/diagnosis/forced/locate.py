@@ -118,8 +118,8 @@ class Location:
         ordered = self._planted(state, itertools.islice(self._orders(state), self._most(MOST_EVERYWHERE)))
         if ordered is not None and (cheap is None or ordered.left < cheap.left):
             return ordered
-        if cheap is None and (constant := self._constants(state)) is not None:
-            return constant
+        if cheap is None and (left_out := self._left_out(state)) is not None:
+            return left_out
         given = self._given_otherwise(state) if cheap is None or cheap.left else None
         if given is not None and (cheap is None or given.left < cheap.left):
             return given
@@ -135,10 +135,10 @@ class Location:
             return replayed
         return cheap
 
-    def _constants(self, state: State) -> Hit | None:
-        """Return the constant of the port in place of a value after which the fewest differ; None: there is none."""
-        before, numbers = state.trials, calls_of(self.torch, state.of_torch) if state.constants else ()
-        hits = [hit for number in numbers for hit in state.hits(number, COSTS[-1], state.constants)]
+    def _left_out(self, state: State) -> Hit | None:
+        """Return the argument or constant in place of all that torch makes, after which the fewest values differ."""
+        before, numbers = state.trials, calls_of(self.torch, state.of_torch) if state.given else ()
+        hits = [hit for number in numbers for hit in state.hits(number, COSTS[-1], state.given, len(self.torch))]
         self.trials += state.trials - before
         return self._best(state, hits) if hits else None
 
