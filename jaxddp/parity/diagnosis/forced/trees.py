@@ -114,7 +114,12 @@ def _pairings(jax: Tree, torch: Tree) -> Iterator[list[tuple[Tree, Tree]]]:
 
 
 def _plain(tree: Tree) -> Tree:
-    return Tree("**", (*tree.operands, Tree("2")), at=tree.at) if tree.function == "square" else tree
+    """Return an expression with squares as powers, and the operands of sums and products in one order."""
+    operands = tuple(map(_plain, tree.operands))
+    if tree.function == "square":
+        return Tree("**", (*operands, Tree("2")), at=tree.at)
+    ordered = tuple(sorted(operands, key=str)) if tree.function in COMMUTATIVE else operands
+    return Tree(tree.function, ordered, tree.value, tree.at)
 
 
 def _label(jax: Tree, torch: Tree, call: str) -> Description | None:

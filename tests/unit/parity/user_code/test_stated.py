@@ -6,7 +6,17 @@ import pytest
 
 from jaxddp.parity.deviation import Deviation, Statement, Value
 from jaxddp.parity.operations import Lines, SourceLine
-from jaxddp.parity.user_code.stated import call_in, called_at, made_at, named_at, renamed_at, stated_at, where_stated
+from jaxddp.parity.user_code.stated import (
+    alias_of,
+    call_in,
+    called_at,
+    made_at,
+    named_at,
+    renamed_at,
+    stated_at,
+    stating,
+    where_stated,
+)
 
 FILE = """\
 SLOPE, WIDTH = 0.2, 16
@@ -169,3 +179,70 @@ def test_another_name_of_a_value_is_quoted(last: str, line: int, tmp_path: Path)
     path = tmp_path / "model.py"
     path.write_text(f"def call(x):\n    time = silu(x)\n{last}\n")
     assert renamed_at(SourceLine(str(path), 2)) == SourceLine(str(path), line)
+
+
+PORT = """\
+def mask(params):
+    return tree.map(lambda p: p.ndim > 1, params)
+
+
+def softplus(x, beta):
+    return log1p(exp(beta * x)) / beta
+
+
+def loss(model, batch):
+    h = softplus(model(batch), 2.5)
+    u = h
+    targets = smooth_labels(batch, 0.3)
+    return cross_entropy(u, targets)
+
+
+def groups(model):
+    parts = [{"params": one, "lr": 0.1} for one in model]
+    return Adam(parts)
+
+
+tx = adamw(0.1, weight_decay=0.2, mask=mask)
+"""
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Path:
+    file = tmp_path / "port.py"
+    file.write_text(PORT)
+    return file
+
+
+def of_port(port: Path, text: str) -> SourceLine:
+    (number,) = (k for k, line in enumerate(PORT.splitlines(), start=1) if text in line)
+    return SourceLine(str(port), number)
+
+
+def test_a_value_that_a_call_before_states_is_quoted_there(port: Path) -> None:
+    lines = Lines(of_port(port, "return cross_entropy"), None)
+    assert where_stated(lines, deviation(Value("0.3", "0.1"))).jax == of_port(port, "smooth_labels")
+
+
+def test_a_number_that_a_caller_gives_a_function_is_quoted_there(port: Path) -> None:
+    lines = of_port(port, "log1p"), of_port(port, "h = softplus")
+    assert stating(lines, "2.5") == lines[1]
+    assert stating(lines, "7.5") is None
+
+
+def test_the_name_by_which_a_line_uses_a_value_is_quoted(port: Path) -> None:
+    assert alias_of(of_port(port, "return cross_entropy")) == of_port(port, "u = h")
+    assert alias_of(of_port(port, "u = h")) == of_port(port, "u = h")
+    assert alias_of(None) is None
+
+
+@pytest.mark.parametrize(("kind", "key"), [("decay_mask", ""), ("decay_value", "weight_decay")])
+def test_a_mask_is_quoted_where_it_is_computed(kind: str, key: str, port: Path) -> None:
+    made = Lines(of_port(port, "adamw"), None)
+    fault = Deviation(kind, Statement(""), (Value("0", "0.1", key=key),))
+    assert where_stated(made, fault).jax == of_port(port, "tree.map")
+    assert where_stated(made, Deviation("betas", Statement(""))) == made
+
+
+def test_the_rates_of_groups_are_quoted_where_they_are_listed(port: Path) -> None:
+    made = Lines(of_port(port, "adamw"), of_port(port, "Adam(parts)"))
+    assert where_stated(made, Deviation("rate_of_some", Statement(""))).torch == of_port(port, '"lr": 0.1')
