@@ -67,6 +67,11 @@ class Node:
             return m.finite == 1 and m.least != round(m.least)
         return m.total != round(m.total) or m.squares != round(m.squares)
 
+    def is_near(self, other: "Node") -> bool:
+        """Return whether both hold the same numbers up to rounding, in any order."""
+        known = self.moments, other.moments
+        return known[0] is not None and known[1] is not None and are_near(known[0], known[1])
+
     @property
     def is_spoiled(self) -> bool:
         """Return whether no value of it is a finite number."""
@@ -116,12 +121,7 @@ class Graph(Sequence[Node]):
     @cached_property
     def moves(self) -> list[bool]:
         """For each value, whether it holds the numbers of one from which it is computed."""
-
-        def holds(node: Node, source: Node) -> bool:
-            known = node.moments, source.moments
-            return known[0] is not None and known[1] is not None and are_near(known[0], known[1])
-
-        return [any(holds(node, self._nodes[k]) for k in node.inputs) for node in self._nodes]
+        return [any(node.is_near(self._nodes[k]) for k in node.inputs) for node in self._nodes]
 
     def before(self, index: int, within: Collection[int]) -> set[int]:
         """Return a value of a region and all values of the region from which it is computed."""

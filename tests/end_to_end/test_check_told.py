@@ -45,7 +45,7 @@ IN_FLOAT16 = ("nnx.Linear(5, 4, rngs", 'nnx.Linear(5, 4, dtype="float16", rngs')
 EXPRESSIONS = {
     "power": ([('batch["y"]).mean()', 'batch["y"]).mean() ** 1.01')], "cross_entropy(...) ** 1.01 instead of "),
     "a further term": ([ADDED], "added: fc1(...) + (0.001 * sum((x ** 3))) instead of fc1(...), in tanh"),
-    "cast": ([IN_BFLOAT16], "tanh(bfloat16(fc1(...))) instead of tanh(fc1(...)), in linear of fc2"),
+    "cast": ([IN_BFLOAT16], "added: bfloat16(fc1(...)) instead of fc1(...), in tanh"),
 }
 # Changes, more of the port; stage and step of the first difference, the start of its tensor, and what is said of it.
 LOCATED = {

@@ -112,7 +112,6 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     "gates_reordered": "the gates of {call} in the order {order}",
     "call_added_before": "{added} of {of} before {call}",
     "call_added_after": "{added} after {call}",
-    "call_added": "{call}< by {by}> added< to {of}>",
     "number_instead": "the number {jax} instead of {torch}< in {call}>",
     "operands_reversed": "the operands of {call} in the other order",
     "call_moved": "{call} after {after} instead of before",

@@ -99,28 +99,32 @@ def renamed_at(line: SourceLine | None) -> SourceLine | None:
 
     A statement such as `h = time` computes nothing, so that no operation of a program has its line.
     """
-    text = text_of(line)
-    statement = None if text is None or line is None else text.at(line.number)
-    function = None if text is None or line is None else text.function_at(line.number)
-    if line is None or statement is None or function is None:
+    if line is None or (around := _around(line)) is None:
         return line
+    statement, others = around
     names = {target.id for target, _ in assigned(statement) if isinstance(target, ast.Name)}
-    pairs = (pair for one in nested(function) if one.lineno > line.number for pair in assigned(one))
+    pairs = (pair for one in others if one.lineno > line.number for pair in assigned(one))
     found = [x.lineno for _, x in pairs if isinstance(x, ast.Name) and x.id in names]
     return SourceLine(line.path, found[0]) if len(found) == 1 else line
 
 
 def alias_of(line: SourceLine | None) -> SourceLine | None:
     """Return the only line of its function that gives a value another name, by which a line uses it; else the line."""
-    text = text_of(line)
-    statement = None if text is None or line is None else text.at(line.number)
-    function = None if text is None or line is None else text.function_at(line.number)
-    if line is None or statement is None or function is None:
+    if line is None or (around := _around(line)) is None:
         return line
+    statement, others = around
     names = {*_used(statement)}
-    pairs = ((one, pair) for one in nested(function) if one.lineno < line.number for pair in assigned(one))
+    pairs = ((one, pair) for one in others if one.lineno < line.number for pair in assigned(one))
     found = [one.lineno for one, (name, x) in pairs if isinstance(x, ast.Name) and last_name(name) in names]
     return SourceLine(line.path, found[0]) if len(found) == 1 else line
+
+
+def _around(line: SourceLine) -> tuple[ast.stmt, list[ast.stmt]] | None:
+    """Return the statement of a line, and those of its function; None: it is in none, or unknown."""
+    text = text_of(line)
+    statement = None if text is None else text.at(line.number)
+    function = None if text is None else text.function_at(line.number)
+    return None if statement is None or function is None else (statement, nested(function))
 
 
 def stating(lines: Sequence[SourceLine], value: str) -> SourceLine | None:

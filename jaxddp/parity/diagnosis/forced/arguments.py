@@ -5,10 +5,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from jaxddp.parity.diagnosis.forced.hits import EDIT, Hit, Segment, State, UserCall
+from jaxddp.parity.diagnosis.forced.hits import EDIT, State
+from jaxddp.parity.diagnosis.forced.segments import Hit, Segment, UserCall
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.graph import Graph, calls_of
-from jaxddp.parity.operations import Lines, SourceLine, are_near
+from jaxddp.parity.operations import Lines, SourceLine
 from jaxddp.parity.user_code.functions import common_function
 
 MOST_ARGUMENTS = 6  # values that a function is given, of which two are tried
@@ -70,11 +71,6 @@ def _hit(state: State, callers: Callers, numbers: Sequence[int], replaced: Mappi
 def calling_line(graph: Graph, values: Collection[int]) -> SourceLine | None:
     """Return the line that calls the smallest function that is given some values; of none, the first that has one."""
     for callers, inside in _functions((k, node.callers) for k, node in enumerate(graph) if node.line is not None):
-        if all(any(_are_equal(graph, k, value) for k in graph.border(inside)) for value in values):
+        if all(any(graph[k].is_near(graph[value]) for k in graph.border(inside)) for value in values):
             return callers[0]
     return next((graph[user].line for value in values for user in graph.users[value]), None)
-
-
-def _are_equal(graph: Graph, index: int, other: int) -> bool:
-    known = graph[index].moments, graph[other].moments
-    return index == other or (known[0] is not None and known[1] is not None and are_near(known[0], known[1]))

@@ -16,10 +16,10 @@ from jaxddp.parity.diagnosis.forced.forced_values import (
     unedited,
     with_names,
 )
-from jaxddp.parity.diagnosis.forced.hits import CONSTANT, Segment
 from jaxddp.parity.diagnosis.forced.labels import FLOOR, Changes, Edits, is_alike, labelled, labelled_pair
 from jaxddp.parity.diagnosis.forced.lines import lines_of_name, lines_of_trees
 from jaxddp.parity.diagnosis.forced.locate import Location, places_of
+from jaxddp.parity.diagnosis.forced.segments import CONSTANT, Segment
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
 from jaxddp.parity.diagnosis.forced.trees import Description
 from jaxddp.parity.diagnosis.forced.trials import RANKS, SegmentSubject

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxddp.parity.diagnosis.forced.expressions import MOVES
-from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.lines import lines_of
 from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forced.segments import Segment
 from jaxddp.parity.graph import ARGUMENT, Graph
 from jaxddp.parity.operations import SegmentText
 

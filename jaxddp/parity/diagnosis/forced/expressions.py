@@ -10,12 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from jaxddp.parity.deviation import Statement
-from jaxddp.parity.diagnosis.forced.hits import CONSTANT, Segment
 from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forced.segments import CONSTANT, Segment
 from jaxddp.parity.diagnosis.forced.trees import Description, Tree, difference, operation
 from jaxddp.parity.diagnosis.forward.calls import parameters_of
 from jaxddp.parity.graph import ARGUMENT, Graph, Node
-from jaxddp.parity.operations import are_near
 from jaxddp.parity.port.draws import shown_entry
 from jaxddp.parity.user_code.functions import common_function
 
@@ -110,7 +109,7 @@ class Expressions:
             length = len(torch) + (len(jax) + 12 if jax != torch else 33)
             length += (len(call) + 5) * bool(call) + (len(module) + 4) * bool(module)
             if jax and torch and length <= LONGEST_STATEMENT:
-                if jax == torch and not _are_equal(self._torch[place[-1].ends[0]], self._jax[place[-1].ends[1]]):
+                if jax == torch and not self._torch[place[-1].ends[0]].is_near(self._jax[place[-1].ends[1]]):
                     return Statement("made_otherwise", of=torch, call=call), (jax, torch)
                 return Statement("expressions", jax=jax, torch=torch, call=call, module=module, by=""), (jax, torch)
         return None, ("", "")
@@ -171,14 +170,14 @@ class Expressions:
     def _only_moves(self, graph: Graph, index: int) -> bool:
         """Return whether a value has the same elements as its first input; a cast may round them."""
         node, source = graph[index], graph[graph[index].inputs[0]]
-        return None in (node.moments, source.moments) or node.size != source.size or _are_equal(node, source)
+        return None in (node.moments, source.moments) or node.size != source.size or node.is_near(source)
 
     def _idle_operand(self, graph: Graph, index: int) -> int | None:
         """Return the operand that a value equals since all others are constants, as in 1 * x; None: there is none."""
         node = graph[index]
         others = {k for k in node.inputs if _is_constant(graph, k)}
         rest = [k for k in dict.fromkeys(node.inputs) if k not in others]
-        return rest[0] if len(rest) == 1 and _are_equal(node, graph[rest[0]]) else None
+        return rest[0] if len(rest) == 1 and node.is_near(graph[rest[0]]) else None
 
     def _call(self, index: int, given: Sequence[Tree]) -> Tree:
         """Return a call of torch with its arguments, except for those that are the function's defaults."""
@@ -238,10 +237,6 @@ class Expressions:
             return Tree(f"{node.array.tolist()}", value=unknown)
         name = "".join(re.findall(r"[\w.]+", node.name)[-1:]) if node.call == ARGUMENT else f"{_name(node)}(...)"
         return Tree(name, value=unknown)
-
-
-def _are_equal(node: Node, other: Node) -> bool:
-    return node.moments is not None and other.moments is not None and are_near(node.moments, other.moments)
 
 
 def _is_constant(graph: Graph, index: int) -> bool:

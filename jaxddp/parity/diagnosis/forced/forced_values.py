@@ -16,8 +16,8 @@ from jaxddp.parity.graph import ARGUMENT, Graph
 LOSS_NEAR = 1e-9  # relative, of losses on other inputs
 
 if TYPE_CHECKING:
-    from jaxddp.parity.diagnosis.forced.hits import Segment
     from jaxddp.parity.diagnosis.forced.locate import Location
+    from jaxddp.parity.diagnosis.forced.segments import Segment
 
 
 @dataclass(frozen=True)

@@ -2,91 +2,25 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
 
 from jaxddp.parity.diagnosis.forced.align import Aligner, Alignment, Twin, moments_of
 from jaxddp.parity.diagnosis.forced.layouts import NEAR, Order, equal, repeated
+from jaxddp.parity.diagnosis.forced.segments import CONSTANT, Hit, Segment
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.graph import ARGUMENT, Graph
-from jaxddp.parity.operations import Lines, SourceLine, are_near
+from jaxddp.parity.operations import are_near
 
-CONSTANT = "a constant"  # name of such a value on both sides
 FEW = 3  # operations, from which on both sides of a segment must have almost the same inputs
 STRANGE = 3  # inputs that only one side has
 MOST_ELEMENTS = 2**26  # of values that are compared, or made again, in trials that make all later values
 IN_PART, SEVERAL = 0.2, 4  # share of equal elements, and how many are different numbers, where others have no effect
 EDIT = 2  # cost of a call with a fault
 NEAREST = 12  # of the port's values that are tried in each of two places
-
-
-@dataclass(frozen=True)
-class UserCall:
-    """A call of a user's function, or of a layer, that both programs make.
-
-    Attributes:
-        lines: the lines that make it.
-        name: name of torch's function; "": unknown.
-    """
-
-    lines: Lines
-    name: str
-
-
-@dataclass(frozen=True, eq=False)
-class Segment:
-    """Operations of both sides that get equal inputs and give other outputs.
-
-    Attributes:
-        torch, jax: indices of the values that they compute; one of them may be empty.
-        ends: the values, torch's and the port's, from which both continue alike.
-        joined: values of both, torch's and the port's, that are equal after these; None: the losses.
-        inside: whether the segment computes torch's value; False: it is equal, and the port uses another one here.
-        order: order in which torch's value would hold the port's; None: unknown.
-        call: number of the next call of torch, from which on both are equal again; `ARGUMENT`: the losses.
-        edits: if the segment is this call, the fault with which it computes what the port does.
-        user_call: what the port gives the other value to, if that is more than the next call; None: it is not.
-    """
-
-    torch: tuple[int, ...]
-    jax: tuple[int, ...]
-    ends: tuple[int, int]
-    joined: tuple[int, int] | None = None
-    inside: bool = True
-    order: Order | None = None
-    call: int = ARGUMENT
-    edits: tuple[CallEdit, ...] = ()
-    user_call: UserCall | None = None
-
-
-@dataclass(frozen=True)
-class Hit:
-    """Segments after which a call computes what the port does.
-
-    Attributes:
-        segments: what differs before it.
-        cost: number of operations of both sides in these.
-        strange: number of inputs of the segments that only one side has; of a fault, its tier.
-        alignment: with these segments forced.
-        left: number of torch's values that still differ.
-        is_early: a value that torch computes only later is given to the call.
-    """
-
-    segments: tuple[Segment, ...]
-    cost: int
-    strange: int
-    alignment: Alignment
-    left: int
-    is_early: bool = False
-
-    @property
-    def rank(self) -> tuple[bool, bool, int]:
-        """Rank among the hits that take as many operations."""
-        return bool(self.left), self.is_early, self.left
 
 
 class State:
@@ -122,7 +56,7 @@ class State:
 
     @cached_property
     def given(self) -> set[int]:
-        """The port's arguments, and arrays of one number that are made of nothing, as zeros in place of a state."""
+        """Return the port's arguments, and arrays of one number that nothing makes, as zeros in place of a state."""
         made = ((k, before) for k, before in self._before.items() if before and self._is_uniform(k))
         constants = {k for k, before in made if all(map(self._is_constant, self.jax.border(before)))}
         return constants | {k for k in self._before if self.jax[k].call == ARGUMENT}
@@ -153,7 +87,7 @@ class State:
             swapped = len(places) == 2 and self.of_torch.isdisjoint(places)
             among = {self.alignment.twins[k].jax for k in inputs if k in self.alignment.twins} if swapped else ends
             for cost, replaced in self._replacements(places, most - here, among) if here <= most else ():
-                key = number, places, tuple((twin.jax, id(twin.order)) for twin in replaced.values())
+                key = number, places, tuple((twin.jax, key_of(twin.order)) for twin in replaced.values())
                 of_one = sum(self._strange(k, twin) for k, twin in replaced.items())
                 if key in self._tried or (most > FEW and of_one > strange):
                     continue
@@ -413,19 +347,9 @@ class State:
             yield Segment((t,), (j,), (k, twin.jax), joined, k in forced, twin.order, number)
 
 
-def signature(torch: Graph, jax: Graph, segments: Sequence[Segment]) -> tuple[tuple[SourceLine | str | None, ...], ...]:
-    """Return what the hits of one fault in several places have in common: the lines of its segments."""
-    return tuple(
-        (
-            torch[one.ends[0]].name,
-            torch[(one.joined or one.ends)[0]].line,
-            *(torch[k].line for k in one.torch),
-            "",
-            jax[one.ends[1]].line,
-            *(line for line, _ in itertools.groupby(jax[k].line for k in one.jax)),
-        )
-        for one in segments
-    )
+def key_of(order: Order | None) -> int | None:
+    """Return what an order is known by: the address of an array that is gone is used again."""
+    return None if order is None else hash(order.tobytes())
 
 
 def _places(suspected: list[int], others: list[int]) -> Iterator[tuple[int, ...]]:

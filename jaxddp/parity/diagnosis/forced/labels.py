@@ -10,9 +10,9 @@ from jaxddp.parity.catalogue import FAULTS
 from jaxddp.parity.deviation import Statement
 from jaxddp.parity.diagnosis.forced.expressions import SHORT
 from jaxddp.parity.diagnosis.forced.forced_values import ForcedValues
-from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.lines import LEFT_OUT
 from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forced.segments import Segment
 from jaxddp.parity.diagnosis.forced.torch_graph import WRITTEN, TorchGraph
 from jaxddp.parity.diagnosis.forced.trials import RANKS, SegmentSubject
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Change, Name
@@ -48,7 +48,7 @@ from jaxddp.parity.operations import readings
 FLOOR = 1e-11  # of what the next calls compute
 TRIALS = 4000  # of a segment
 TRIALS_OF_PAIRS = 1000
-WORK = 2**28  # elements of the calls that are made in these; 2 to 10 s
+WORK = 2**28  # elements of the calls that are made in these
 MOST_CALLS = 12  # of a segment that gets a name
 MOST_PAIRS = 8  # of the port's numbers that are tried two at a time
 ADDED_TO = ("call_added", "factor", "addend")

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 
 from jaxddp.parity.diagnosis.forced.arguments import calling_line
 from jaxddp.parity.diagnosis.forced.expressions import MOVES, NAMES
-from jaxddp.parity.diagnosis.forced.hits import CONSTANT, Segment
 from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forced.segments import CONSTANT, Segment
 from jaxddp.parity.diagnosis.forced.trees import INFIX
 from jaxddp.parity.diagnosis.forward.calls import OF, Call, CallEdit
 from jaxddp.parity.diagnosis.forward.reading import NO_TRACE
 from jaxddp.parity.diagnosis.forward.rewiring import JOINS, SHAPES
 from jaxddp.parity.graph import ARGUMENT, SLICE, Graph, Node
-from jaxddp.parity.operations import Lines, SourceLine, are_near, readings
+from jaxddp.parity.operations import Lines, SourceLine, readings
 from jaxddp.parity.user_code.stated import alias_of, renamed_at, stating
 
 LEFT_OUT = ("operand_left_out", "call_left_out", "calls_left_out")
@@ -161,13 +161,9 @@ def _uses(graph: Graph, index: int, after: int) -> Iterator[list[tuple[int, int]
     level, seen = [after], {after}
     while level and len(seen) <= NEARBY:
         given = [(k, x) for k in level for x in graph[k].inputs]
-        yield [(k, x) for k, x in given if _are_equal(graph[x], graph[index])]
+        yield [(k, x) for k, x in given if graph[x].is_near(graph[index])]
         level = [*dict.fromkeys(x for _, x in given if x not in seen)]
         seen |= {*level}
-
-
-def _are_equal(one: Node, other: Node) -> bool:
-    return one.moments is not None and other.moments is not None and are_near(one.moments, other.moments)
 
 
 def _no_deeper(location: Location, node: Node, call: Node) -> SourceLine | None:

@@ -12,8 +12,10 @@ import numpy as np
 from jaxddp.parity.diagnosis.forced.align import Aligner, Alignment, Twin
 from jaxddp.parity.diagnosis.forced.arguments import other_arguments
 from jaxddp.parity.diagnosis.forced.forced_values import OtherInputs, holds
-from jaxddp.parity.diagnosis.forced.hits import EDIT, MOST_ELEMENTS, Hit, Segment, State, signature
+from jaxddp.parity.diagnosis.forced.hits import EDIT, MOST_ELEMENTS, State
 from jaxddp.parity.diagnosis.forced.layouts import contains, equal
+from jaxddp.parity.diagnosis.forced.needed import needed_faults
+from jaxddp.parity.diagnosis.forced.segments import Hit, Segment, signature
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Site
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
@@ -83,7 +85,8 @@ class Location:
         self.others = [one for one in others if one.same_batch == self.aligner.layouts.has_rows]
         self._calls_edits, self._names_of = edits, names_of
         self._tried_everywhere = self._tried_in_loops = self._replays = 0
-        self.alignment = self.aligner.start()
+        self._start = self.aligner.start()
+        self.alignment = self._start.copy()
         self._search()
 
     @property
@@ -108,7 +111,7 @@ class Location:
         self._add_rest()
         if 1 < len(self.found) < self._most(MOST_REPLAYS):
             with contextlib.suppress(*IMPOSSIBLE):  # a fault may need another one
-                self._drop_idle()
+                self.found = needed_faults(self.aligner, self._start, self.alignment, self.found)
 
     def _next(self, state: State) -> Hit | None:
         """Return the segments after which the fewest values differ, cheap ones first; None: there are none."""
@@ -438,33 +441,6 @@ class Location:
         self.found.append((Segment(tuple(sorted(state.of_torch)), tuple(sorted(state.of_jax)), ends),))
         self.alignment.forced[ends[0]] = Twin(ends[1], np.zeros(1, np.intp))
         self.alignment.arrays[ends[0]] = self.jax[ends[1]].array.reshape(self.torch[ends[0]].array.shape)
-
-    def _drop_idle(self) -> None:
-        """Drop faults that leave torch's loss as it is, as in values of padding, which is left out later.
-
-        They stay forced, so that what follows from them is equal.
-        """
-        needed, before = list[tuple[Segment, ...]](), self._with([])
-        last = len(self.loss.calls)
-        for segments in sorted(self.found, key=lambda of_fault: min(one.call % last for one in of_fault)):
-            after = self._with([*needed, segments])
-            if not equal(before.arrays[self.torch.end], after.arrays[self.torch.end]):
-                needed, before = [*needed, segments], after
-        self.found = [one for one in self.found if one in needed] or self.found
-
-    def _with(self, found: Sequence[Sequence[Segment]]) -> Alignment:
-        """Return what the port has in place of torch's values if only some segments are forced."""
-        segments = [one for of_fault in found for one in of_fault]
-        ends, given = {one.ends[0] for one in segments}, {one.ends[0] for one in segments if one.user_call}
-        own = {(one.ends[0], one.call) for one in segments}
-        known, changed = self.alignment, self.aligner.start()
-        changed.forced = {k: twin for k, twin in known.forced.items() if k in ends}
-        changed.edges = {(k, n): twin for (k, n), twin in known.edges.items() if (k, n) in own or k in given}
-        changed.edits = {n: edits for n, edits in known.edits.items() if n in {one.call for one in segments}}
-        for k, twin in changed.forced.items():
-            changed.arrays[k] = self.aligner.array(twin, self.torch[k].array)
-            changed.twins.pop(k, None)
-        return self.aligner.follow(changed, set(changed.edits))
 
 
 def _kind(call: Call) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ INFIX = {
 SWAPPED = {"rsub": "-", "__rsub__": "-", "__rdiv__": "/", "__rpow__": "**", "__rmul__": "*"}
 WORDS = {"+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow", "@": "matmul"}
 COMMUTATIVE = ("+", "*")
-LONGEST = 40  # characters of an operand that a label says
+LONGEST, LONGEST_ADDED = 40, 160  # characters of an operand that a label says, and of what is added
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,18 @@ class Tree:
         operands: the operands, in order.
         value: which value it is: two may have the same text; None: it is none.
         at: index of an operation's result in its program; None: unknown.
+        shown: the expression as code, if its operands have another order; "": they have not.
     """
 
     function: str
     operands: tuple["Tree", ...] = ()
     value: int | None = None
     at: int | None = field(default=None, compare=False)
+    shown: str = field(default="", compare=False)
 
     def __str__(self) -> str:
+        if self.shown:
+            return self.shown
         texts = [*map(str, self.operands)]
         if self.function in INFIX.values() and len(texts) == 2:
             return f"({texts[0]} {self.function} {texts[1]})"
@@ -117,16 +121,16 @@ def _plain(tree: Tree) -> Tree:
     """Return an expression with squares as powers, and the operands of sums and products in one order."""
     operands = tuple(map(_plain, tree.operands))
     if tree.function == "square":
-        return Tree("**", (*operands, Tree("2")), at=tree.at)
+        return Tree("**", (*operands, Tree("2")), at=tree.at, shown=f"{tree}")
     ordered = tuple(sorted(operands, key=str)) if tree.function in COMMUTATIVE else operands
-    return Tree(tree.function, ordered, tree.value, tree.at)
+    return Tree(tree.function, ordered, tree.value, tree.at, f"{tree}")
 
 
 def _label(jax: Tree, torch: Tree, call: str) -> Description | None:
     if jax in torch.operands:
         return _left_out(torch, jax)
     if torch in jax.operands:
-        return _added(jax, torch)
+        return _added(jax, torch, call)
     if not jax.operands or not torch.operands:
         return _other_operand(jax, torch, call)
     if jax.operands == torch.operands or (jax.operands == torch.operands[::-1] and torch.function in COMMUTATIVE):
@@ -159,12 +163,13 @@ def _left_out(longer: Tree, shorter: Tree) -> Description | None:
     return Description("operand_left_out", what) if by else None
 
 
-def _added(longer: Tree, shorter: Tree) -> Description | None:
-    """Return the label of an operation that the port alone makes; None: it has several further operands."""
-    by, of = _further(longer, shorter)
-    if by is None or not _keeps(longer, shorter):
+def _added(longer: Tree, shorter: Tree, call: str) -> Description | None:
+    """Return the label of an operation that the port alone makes; None: it is long."""
+    jax, torch = _said([longer], LONGEST_ADDED), _said([shorter], LONGEST_ADDED)
+    if not jax or not torch:
         return None
-    return Description("call_added", Statement("call_added", call=_word(longer), by=by, of=of))
+    what = Statement("expressions", jax=jax[0], torch=torch[0], call=call, module="", by="added")
+    return Description("call_added", what)
 
 
 def _keeps(longer: Tree, shorter: Tree) -> bool:
@@ -179,10 +184,10 @@ def _further(longer: Tree, shorter: Tree) -> tuple[str | None, str]:
     return (None if len(others) > 1 else "".join(_said(others))), "".join(_said([shorter]))
 
 
-def _said(operands: Sequence[Tree]) -> list[str]:
+def _said(operands: Sequence[Tree], longest: int = LONGEST) -> list[str]:
     """Return operands as code, without those that are long."""
     texts = (str(x) for x in operands)
-    return [text[1:-1] if text.startswith("(") else text for text in texts if len(text) <= LONGEST]
+    return [text[1:-1] if text.startswith("(") else text for text in texts if len(text) <= longest]
 
 
 def _word(tree: Tree) -> str:

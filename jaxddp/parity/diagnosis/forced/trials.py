@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from jaxddp.parity.diagnosis.forced.forced_values import ForcedValues, made_by
-from jaxddp.parity.diagnosis.forced.hits import Segment
 from jaxddp.parity.diagnosis.forced.layouts import equal
 from jaxddp.parity.diagnosis.forced.locate import Location
+from jaxddp.parity.diagnosis.forced.segments import Segment
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.search.fit import Stages
 from jaxddp.parity.graph import ARGUMENT

@@ -9,14 +9,13 @@ import torch
 from jax import numpy as jnp
 from torch import Tensor, nn
 
-from jaxddp.parity.diagnosis.forced.causes import LocatedFault, located_faults
-from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
-from jaxddp.parity.jax_side.value_graph import graph_of
+from jaxddp.parity.diagnosis.forced.causes import LocatedFault
+from jaxddp.parity.diagnosis.forced.hits import key_of
 from jaxddp.parity.report.sentences import line, sentence
+from tests.support.forced_programs import Arrays, faults_of
 
 BATCH, TIME, WIDTH = 4, 5, 3
 LENGTHS = np.array([3, 5, 2, 4])
-Arrays = Mapping[str, jax.Array]
 
 
 class Policy(nn.Module):
@@ -60,12 +59,7 @@ def faults(**pieces: Callable[..., jax.Array]) -> list[LocatedFault]:
     torch.manual_seed(0)
     model, rng = Policy().double(), np.random.default_rng(0)
     batch = {name: rng.normal(size=(BATCH, TIME, WIDTH)) for name in ("x", "action")}
-    loss = TorchGraph(model, torch_loss, {name: torch.from_numpy(x) for name, x in batch.items()})
-    with jax.enable_x64(True):
-        state = {name: jnp.asarray(x.numpy()) for name, x in model.state_dict().items()}
-        arguments = [state, {name: jnp.asarray(x) for name, x in batch.items()}]
-        graph = graph_of(lambda p, b: jax_loss(p, b, **pieces), arguments)
-    return located_faults(loss, graph, [], {}, {}, lambda call: ())[0]
+    return faults_of(model, torch_loss, lambda p, b: jax_loss(p, b, **pieces), batch)
 
 
 def said(fault: LocatedFault) -> str:
@@ -109,3 +103,9 @@ def test_a_fault_beside_such_padding_is_the_only_one(pooled: Callable[..., jax.A
 def test_an_input_in_place_of_all_that_torch_makes_is_named() -> None:
     [fault] = faults(density=lambda mean, log_std, action: action)
     assert said(fault) == "action in place of mul(...) in tanh"
+
+
+def test_an_order_is_known_by_all_of_its_places() -> None:
+    places = np.arange(64 * 64)
+    assert key_of(places) == key_of(places.copy()) != key_of(places.reshape(64, 64).T.ravel())
+    assert key_of(None) is None

@@ -9,10 +9,9 @@ import torch
 from jax import numpy as jnp
 from torch import Tensor, nn
 
-from jaxddp.parity.diagnosis.forced.causes import LocatedFault, located_faults
-from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
-from jaxddp.parity.jax_side.value_graph import graph_of
+from jaxddp.parity.diagnosis.forced.causes import LocatedFault
 from jaxddp.parity.report.sentences import line, sentence
+from tests.support.forced_programs import faults_of
 
 BATCH, TIME, WIDTH = 3, 5, 4
 DONE = np.array([[0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]])
@@ -73,12 +72,7 @@ def faults(**pieces: Callable[..., jax.Array]) -> list[LocatedFault]:
     model = Critic().double()
     batch = {"states": rng.normal(size=(BATCH, TIME, WIDTH)), "done": DONE.astype(float)}
     batch |= {name: rng.normal(size=(BATCH, TIME - 1)) for name in ("rewards", "weights")}
-    loss = TorchGraph(model, torch_loss, {name: torch.from_numpy(x) for name, x in batch.items()})
-    with jax.enable_x64(True):
-        state = {name: jnp.asarray(x.numpy()) for name, x in model.state_dict().items()}
-        arguments = [state, {name: jnp.asarray(x) for name, x in batch.items()}]
-        graph = graph_of(lambda p, b: jax_loss(p, b, **pieces), arguments)
-    return located_faults(loss, graph, [], {}, {}, lambda call: ())[0]
+    return faults_of(model, torch_loss, lambda p, b: jax_loss(p, b, **pieces), batch)
 
 
 def lines_of(fault: LocatedFault) -> list[str]:
@@ -137,12 +131,7 @@ def test_a_factor_that_is_left_out_of_a_cell_is_named_at_its_line(with_candidate
     torch.manual_seed(0)
     model = Cells().double()
     batch = {"states": np.random.default_rng(0).normal(size=(BATCH, TIME, WIDTH))}
-    loss = TorchGraph(model, torch_loss_of_cells, {name: torch.from_numpy(x) for name, x in batch.items()})
-    with jax.enable_x64(True):
-        state = {name: jnp.asarray(x.numpy()) for name, x in model.state_dict().items()}
-        arguments = [state, {name: jnp.asarray(x) for name, x in batch.items()}]
-        graph = graph_of(lambda p, b: jax_loss_of_cells(p, b, with_candidate), arguments)
-    found, _ = located_faults(loss, graph, [], {}, {}, lambda call: ())
+    found = faults_of(model, torch_loss_of_cells, lambda p, b: jax_loss_of_cells(p, b, with_candidate), batch)
     if with_candidate:
         assert found == []
         return

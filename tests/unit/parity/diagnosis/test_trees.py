@@ -20,7 +20,7 @@ def of(name: str, *operands: Tree | float) -> Tree:
         (of("square", X), of("pow", X, 4), "number", "the number 2 instead of 4 in pow"),
         (of("div", X, 4), of("div", 4, X), "other_order", "the operands of div in the other order"),
         (of("add", X, of("mul", Y, 3)), of("add", of("mul", 3, Y), of("exp", X)), "call_left_out", "exp left out of x"),
-        (of("exp", of("mul", X, Y)), of("exp", X), "call_added", "mul by y added to x"),
+        (of("exp", of("mul", X, Y)), of("exp", X), "call_added", "added: x * y instead of x, in exp"),
         (of("add", X, Y), of("mul", Y, X), "other_function", "add instead of mul of x and y"),
         (of("tanh", of("neg", X)), of("tanh", of("neg", Y)), "other_operand", "x in place of y in neg"),
         (X, of("div", Y, X), "operand_left_out", "y left out of div"),
