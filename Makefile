@@ -45,7 +45,7 @@ endef
 OLD_PROCESSOR := $(addprefix tests/equivalence/test_,matrix.py comm_hooks.py amp.py anomaly.py) \
 	$(addprefix tests/unit/,comm_hooks data nn optim) jaxddp/nn jaxddp/optim jaxddp/comm_hooks jaxddp/data
 
-.PHONY: train test test-all test-quarter test-shard-map test-old-processor test-without-torch lint mutants newcomer bench gpu docs clean
+.PHONY: train test test-all test-eighth test-shard-map test-old-processor test-without-torch lint mutants newcomer bench gpu docs clean
 
 train: .venv/installed-train
 	$(BIN)/jaxddp train $(ARGS)
@@ -62,10 +62,10 @@ endif
 test-all: .venv/installed-test .venv/cuda-plugin
 	$(call side_by_side,-m "not gpu")
 
-# A quarter of what `make test` leaves to `make test-all`, by `large`, `one_in` and tests/rotation.txt; four commits in a row run all of it.
-QUARTER ?= $(shell echo $$(($$(git rev-list --count --first-parent HEAD) % 4)))
-test-quarter: .venv/installed-test .venv/cuda-plugin
-	$(call side_by_side,-m large --quarter $(QUARTER))
+# An eighth of what `make test` leaves to `make test-all`, by `large`, `one_in` and tests/rotation.txt; eight commits in a row run all of it.
+EIGHTH ?= $(shell echo $$(($$(git rev-list --count --first-parent HEAD) % 8)))
+test-eighth: .venv/installed-test .venv/cuda-plugin
+	$(call side_by_side,-m large --eighth $(EIGHTH))
 
 # Replicas mapped by shard_map give the bits of pmap, in all of tests/equivalence.
 test-shard-map: .venv/installed-test

@@ -38,7 +38,7 @@ LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quarter", type=int, choices=range(4), help="run only this quarter of the selected tests")
+    parser.addoption("--eighth", type=int, choices=range(8), help="run only this eighth of the selected tests")
     parser.addoption("--shard-map", action="store_true", help="map replicas by shard_map, and compare with pmap")
     parser.addoption("--fast-compiler", action="store_true", help=f"set XLA_FLAGS={FAST_COMPILER} where jaxlib has it")
 
@@ -78,7 +78,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as large what `one_in` and rotation.txt leave out; with `--quarter`, keep one quarter of the tests."""
+    """Mark as large what `one_in` and rotation.txt leave out; with `--eighth`, keep one eighth of the tests."""
     listed = {*Path(__file__).with_name("rotation.txt").read_text().split()}
     seen: Counter[tuple[Path, str]] = Counter()
     for item in items:
@@ -91,9 +91,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             seen[test] += 1
         if item.nodeid.partition("[")[0] in listed:
             item.add_marker(pytest.mark.large)
-    quarter = config.getoption("--quarter")
-    if quarter is not None:
-        other = [item for item in items if zlib.crc32(item.nodeid.encode()) % 4 != quarter]
+    eighth = config.getoption("--eighth")
+    if eighth is not None:
+        other = [item for item in items if zlib.crc32(item.nodeid.encode()) % 8 != eighth]
         config.hook.pytest_deselected(items=other)
         items[:] = [item for item in items if item not in set(other)]
 
