@@ -42,6 +42,14 @@ def matrices_decay(parameters: Parameters) -> list[dict[str, Any]]:
     return [{"params": matrices}, {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0}]
 
 
+def still_biases(parameters: Parameters) -> list[dict[str, Any]]:
+    """Return three groups: matrices, of which the head has its own learning rate, and vectors, whose rate is 0."""
+    of_head = parameters["head.weight"]
+    matrices = [p for p in parameters.values() if p.ndim > 1 and p is not of_head]
+    vectors = [p for p in parameters.values() if p.ndim < 2]
+    return [{"params": matrices}, {"params": [of_head], "lr": 2e-3}, {"params": vectors, "lr": 0.0}]
+
+
 def fresh(transformation: FlaxOptimizer, state: Any, params: Any) -> Any:
     """Restore a state that has lost everything."""
     return transformation.init(params)

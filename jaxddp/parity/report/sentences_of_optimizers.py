@@ -1,6 +1,6 @@
 """Sentences of faults of an optimizer and its schedule."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxddp.parity.deviation import first_names, number
@@ -100,6 +100,12 @@ def _warmup_line(jax: Numbers, torch: Numbers) -> str:
     return f"the learning rate's warm-up starts at {of_jax}, the reference's at {of_torch}"
 
 
+def _of_rates(each: Sequence[tuple[Names, float]], alone: Names) -> Iterator[str]:
+    yield from (f"of {first_names(names)} times {number(factor)}" for names, factor in each)
+    if alone:
+        yield f"of {first_names(alone)} other than 0, the reference's"
+
+
 def _rate_differs(of: str, tensor: str, step: int, torch: float, jax: float) -> str:
     digits = next((n for n in (4, 6, 9) if f"{torch:.{n}g}" != f"{jax:.{n}g}"), 17)
     values = f"{torch:.{digits}g} in torch, {jax:.{digits}g} in jax"
@@ -151,9 +157,7 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     # Rates.
     "rate_by_count": "learning rate {by:divided} {factor:number}, <{is_root:?}the root of >{of:counts}",
     "rate_times": "learning rate times {factor}",
-    "rates_of_tensors": lambda each: (
-        f"learning rate {', '.join(f'of {first_names(names)} times {number(factor)}' for names, factor in each)}"
-    ),
+    "rates_of_tensors": lambda each, alone: f"learning rate {', '.join(_of_rates(each, alone))}",
     "not_updated": "not updated in the port: {names:first_names}",
     "updated_alone": "updated in the port alone: {names:first_names}",
     "rate_rounded": "the learning rate is off by {by:.0e} of the largest, as where a part of it is computed in float32",

@@ -33,6 +33,8 @@ MOST_COVERING = 6  # faults whose names are tried on others
 NEARBY = 4  # faults after one, of which one may be a part of it
 MOST_OPERATIONS = 64  # of the port, in such a segment
 MAY_COLLAPSE = ("factor", "addend", "other_operand", "call_added", "number")  # they explain anything if values vanish
+READ = ("number", "other_function", "other_order")  # what expressions say, which is likelier than what can be fitted
+FITTED = ("factor", "addend")
 OTHER_VALUES = "other_values"  # fault of a batch
 REDUCTION = "other_expression"  # fault of a mean or sum over other elements, see `substitutes`
 MOST_NAMES = 3  # of a segment, if a run cannot tell them apart
@@ -155,7 +157,10 @@ class Naming:
         text = text_of(self._location, place)
         text = replace(text, code=code, lines=lines_of_trees(self._location, text.lines, at))
         fault = LocatedFault((), kind, what, text, None, place, values)
-        return self._named(fault, tuple(self._names(place, known)))
+        names = tuple(self._names(place, known))
+        if kind in READ and all(name.change.fault in FITTED for name in names):
+            names = ()
+        return self._named(fault, names)
 
     def _split(self, fault: LocatedFault) -> list[LocatedFault]:
         """Return a fault without a name as two that have one, if the segment of two calls or more has two."""

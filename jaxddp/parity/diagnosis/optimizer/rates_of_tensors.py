@@ -12,6 +12,7 @@ from jaxddp.parity.diagnosis.optimizer.decay import names_of
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
+from jaxddp.parity.diagnosis.optimizer.schedules import column_of
 from jaxddp.parity.diagnosis.search.nonlinear_fit import Unknown
 
 EQUAL = 1e-9  # misfit of a step or tensor that is equal
@@ -37,7 +38,7 @@ def _of_some(program: OptimizerProgram, sample: Sample, floor: float) -> Iterato
         "rate_of_some",
         lambda p, v: replace(p, factor=np.where(off, v[0], 1.0)),
         lambda v: (
-            Statement("rates_of_tensors", each=((which, v[0]),)) if v[0] else Statement("not_updated", names=which)
+            Statement("rates_of_tensors", each=((which, v[0]),), alone=()) if v[0] else Statement("not_updated", names=which)
         ),
         (Unknown((0.5,), low=-1.0),),
         frozenset({"lr_scaled", "warmup_start", "lr_off_by_one", "scheduler_too_fast"}),
@@ -46,18 +47,27 @@ def _of_some(program: OptimizerProgram, sample: Sample, floor: float) -> Iterato
 
 
 def _of_groups(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
-    """Yield another learning rate of each of several groups, if a multiple of a tensor's prediction is its update."""
-    predicted = sample.predict(program)
+    """Yield another learning rate of each of several groups, if a multiple of a tensor's prediction is its update.
+
+    A tensor whose rate is 0 in the reference is predicted with the highest rate.
+    """
+    still = ~program.rates.any(axis=0)
+    moving = replace(program, rates=np.where(still, column_of(program)[:, None], program.rates))
+    predicted = sample.predict(moving)
     tensors = range(len(program.names))
     products = ((predicted[:, at] * sample.update[:, at], predicted[:, at] ** 2) for at in map(sample.at, tensors))
     with np.errstate(all="ignore"):
         factors = np.array([_plain(both.sum() / squares.sum()) for both, squares in products])
-    groups = [factor for factor in np.unique(factors) if factor != 1]
+    alone = still & (factors != 0)
+    groups = [factor for factor in np.unique(factors[~still]) if factor != 1]
     distinct = {f"{factor:.{DISTINCT}g}" for factor in groups}  # a single rate, rounded in float32, is not several
-    if not np.isfinite(factors).all() or not 1 < len(distinct) == len(groups) <= len(program.names) // 2:
+    if not np.isfinite(factors).all() or not len(distinct) == len(groups) <= len(program.names) // 2:
         return
-    each = tuple((names_of(program, factors == factor), float(factor)) for factor in groups)
-    yield discrete("rate_of_some", Statement("rates_of_tensors", each=each), lambda p: replace(p, factor=factors))
+    if len(groups) < 2 and not alone.any():
+        return
+    each = tuple((names_of(program, ~still & (factors == factor)), float(factor)) for factor in groups)
+    what = Statement("rates_of_tensors", each=each, alone=names_of(program, alone) if alone.any() else ())
+    yield discrete("rate_of_some", what, lambda p: replace(p, rates=moving.rates, factor=factors))
 
 
 def _plain(factor: float) -> float:
