@@ -31,7 +31,7 @@ from tests.support.faulty_optax import (
     without_every_third,
 )
 from tests.support.faulty_schedules import COSINE, WARM, cosine, rising, shifted
-from tests.support.optimizer_runs import SHAPES, matrices_decay, run, still_biases
+from tests.support.optimizer_runs import SHAPES, matrices_alone, matrices_decay, run, still_biases
 
 AT_NORM, BY_VALUE = Clipping(1.9), Clipping(largest=0.1)
 
@@ -156,6 +156,7 @@ SINGLES = [
         "times 3.33333",
     ),
     planted("rate_of_some", adam, then(optax.adam(1e-3), lambda u: {"fc2.weight": 1.1 * u["fc2.weight"]}), "times 1.1"),
+    planted("rate_of_some", adam, optax.adam(1e-3), "updated in the port alone: fc1.bias", groups=matrices_alone),
     planted("rate_of_some", adam, optax.adam(1e-3), "head.weight times 0.5, of fc1.bias", groups=still_biases),
     planted(
         "rate_of_some",

@@ -50,6 +50,11 @@ def still_biases(parameters: Parameters) -> list[dict[str, Any]]:
     return [{"params": matrices}, {"params": [of_head], "lr": 2e-3}, {"params": vectors, "lr": 0.0}]
 
 
+def matrices_alone(parameters: Parameters) -> list[dict[str, Any]]:
+    """Return one group, without vectors."""
+    return [{"params": [p for p in parameters.values() if p.ndim > 1]}]
+
+
 def fresh(transformation: FlaxOptimizer, state: Any, params: Any) -> Any:
     """Restore a state that has lost everything."""
     return transformation.init(params)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.deviation import Statement, Value, number
 from jaxddp.parity.diagnosis.optimizer import trace_edits
-from jaxddp.parity.diagnosis.optimizer.decay import DECAY, decay_edits
+from jaxddp.parity.diagnosis.optimizer.decay import DECAY, decay_edits, names_of
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, both, discrete, extent, typical
 from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.rates_of_tensors import EQUAL, rates_of_tensors
@@ -58,7 +58,7 @@ def edits(program: OptimizerProgram, sample: Sample, evidence: OptimizerEvidence
             _scale(program, counts, evidence.sizes),
             _hidden(evidence),
             clip_edits(program, sample, evidence.world_size),
-            _unused(program),
+            _unused(program, sample),
             _restore(program),
             _resets(program, sample, floor),
             _skips(program, sample),
@@ -142,13 +142,15 @@ def _scaled(program: OptimizerProgram, times: float) -> OptimizerProgram:
     return replace(program, scale=program.scale * times)
 
 
-def _unused(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
-    if not program.used.all():
-        yield discrete(
-            "unused_parameters",
-            Statement("updated_without_gradient"),
-            lambda p: replace(p, used=np.ones_like(p.used)),
-        )
+def _unused(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
+    """Yield updates of the tensors that have none in the reference: for lack of a gradient, or of an optimizer."""
+    left_out = ~program.used.any(axis=0) & sample.of_tensors(sample.gradients).any(axis=0)
+    if program.used.all():
+        return
+    fault, what = "unused_parameters", Statement("updated_without_gradient")
+    if left_out.any():
+        fault, what = "rate_of_some", Statement("updated_alone", names=names_of(program, left_out))
+    yield discrete(fault, what, lambda p: replace(p, used=np.ones_like(p.used)))
 
 
 def _restore(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
