@@ -144,7 +144,7 @@ def _scaled(program: OptimizerProgram, times: float) -> OptimizerProgram:
 
 def _unused(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
     """Yield updates of the tensors that have none in the reference: for lack of a gradient, or of an optimizer."""
-    left_out = ~program.used.any(axis=0) & sample.of_tensors(sample.gradients).any(axis=0)
+    left_out = np.logical_and(~program.used.any(axis=0), sample.of_tensors(sample.gradients).any(axis=0))
     if program.used.all():
         return
     fault, what = "unused_parameters", Statement("updated_without_gradient")

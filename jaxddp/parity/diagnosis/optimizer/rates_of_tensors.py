@@ -38,7 +38,9 @@ def _of_some(program: OptimizerProgram, sample: Sample, floor: float) -> Iterato
         "rate_of_some",
         lambda p, v: replace(p, factor=np.where(off, v[0], 1.0)),
         lambda v: (
-            Statement("rates_of_tensors", each=((which, v[0]),), alone=()) if v[0] else Statement("not_updated", names=which)
+            Statement("rates_of_tensors", each=((which, v[0]),), alone=())
+            if v[0]
+            else Statement("not_updated", names=which)
         ),
         (Unknown((0.5,), low=-1.0),),
         frozenset({"lr_scaled", "warmup_start", "lr_off_by_one", "scheduler_too_fast"}),
