@@ -20,7 +20,7 @@ from benchmarks.scoreboard.exam import ExamScore, exam_module, examine, silent_l
 from benchmarks.scoreboard.kept import Kept
 from benchmarks.scoreboard.mutants import Outcome, run_mutants
 from benchmarks.scoreboard.outside import OutsideScore, fault_module, score_outside
-from benchmarks.scoreboard.right import WORLD_SIZE, RightScore, right_module, score_right
+from benchmarks.scoreboard.right import WORLD_SIZE, RightScore, right_module, score_beside, score_right
 from benchmarks.scoreboard.score import Question, Score, score
 from benchmarks.scoreboard.unseen import UnseenScore, questions, score_unseen
 from benchmarks.smoke import compile_faster
@@ -32,7 +32,7 @@ from jaxddp.parity.workers import Workers
 
 PROG = "python -m benchmarks.scoreboard"
 OF_QUESTIONS = ("planted", "pairs", "uncatalogued", "clean", "threads")
-APART = ("outside", "unseen", "right", "exam", "edited", "mutants")  # parts with scores of their own
+APART = ("outside", "unseen", "right", "beside", "exam", "edited", "mutants")  # parts with scores of their own
 PARTS = (*OF_QUESTIONS, *APART)
 # Scenarios and optimizers of the correct ports, in turn.
 CLEAN = (
@@ -49,7 +49,8 @@ class ScoreboardOptions:
     """
 
     parts: tuple[str, ...] = PARTS
-    """planted | pairs | uncatalogued | clean | threads | outside | unseen | right | exam | edited | mutants."""
+    """planted | pairs | uncatalogued | clean | threads | outside | unseen | right | beside | exam | edited |
+    mutants."""
     only: str = "*"
     """Run only the faults, pairs, correct ports ("seed 7"), threads and mutants whose name matches this pattern."""
     share: float = 1.0
@@ -107,11 +108,12 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
                 scores[part].append(result)
         outside = list(_outside(options, kept, workers)) if "outside" in options.parts else []
         unseen = list(_unseen(options, kept, workers)) if "unseen" in options.parts else []
-    right = list(_right(options, kept)) if "right" in options.parts else []
+    right = list(_right("right", options, kept)) if "right" in options.parts else []
+    beside = list(_right("beside", options, kept)) if "beside" in options.parts else []
     exam = list(_exam(options, kept)) if "exam" in options.parts else []
     edited = list(_edited(options, kept)) if "edited" in options.parts else []
     outcomes = list(_mutants(options, kept)) if "mutants" in options.parts else []
-    if not any((outcomes, outside, unseen, right, exam, edited, *scores.values())):
+    if not any((outcomes, outside, unseen, right, beside, exam, edited, *scores.values())):
         raise InputError(f"--only {options.only}: matches nothing in {', '.join(options.parts)}")
     command = shlex.join([*PROG.split(), *argv])
     about = {**environment(), "command": command, "date": kept.when()}
@@ -120,7 +122,7 @@ def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
         threads.write(_faults("threads").GROUPS, scores.get("threads", ()), options.threads_page)
     if options.silent is not None:
         write_atomically(options.silent, silent_list(options.silent, exam).encode())
-    text = to_markdown(scores, outside, outcomes, about, agreements, exam, right, unseen, edited)
+    text = to_markdown(scores, outside, outcomes, about, agreements, exam, right, unseen, edited, beside)
     if options.output is None:
         print(text)
     else:
@@ -200,13 +202,18 @@ def _unseen(options: ScoreboardOptions, kept: Kept, workers: Workers) -> Iterato
         yield result
 
 
-def _right(options: ScoreboardOptions, kept: Kept) -> Iterator[RightScore]:
+def _right(part: str, options: ScoreboardOptions, kept: Kept) -> Iterator[RightScore]:
+    module = right_module()
+    ports, score_of = {
+        "right": (module.right_ports, score_right),
+        "beside": (module.ports_with_fault, score_beside),
+    }[part]
     with mock.patch.dict(os.environ), Workers(WORLD_SIZE, "cpu") as workers:
         compile_faster()
-        for port in (port for port in right_module().right_ports() if fnmatch.fnmatch(port.name, options.only)):
-            if (result := kept.right(("right", port.name))) is None:
-                result = score_right(port, workers)
-                kept.add(("right", port.name), result)
+        for port in (port for port in ports() if fnmatch.fnmatch(port.name, options.only)):
+            if (result := kept.right((part, port.name))) is None:
+                result = score_of(port, workers)
+                kept.add((part, port.name), result)
                 print(f"{result.verdict:10} {result.seconds:5.1f} s  {port.name}  {result.said}".rstrip(), flush=True)
             yield result
 

@@ -9,10 +9,11 @@ from benchmarks.scoreboard.edited import section as edited_section
 from benchmarks.scoreboard.exam import ExamScore
 from benchmarks.scoreboard.exam import counts as counts_exam
 from benchmarks.scoreboard.exam import section as exam_section
+from benchmarks.scoreboard.floors import floors
 from benchmarks.scoreboard.mutants import Outcome
 from benchmarks.scoreboard.outside import OutsideScore, counts_of_patches
 from benchmarks.scoreboard.outside import counts as counts_outside
-from benchmarks.scoreboard.right import RightScore
+from benchmarks.scoreboard.right import RightScore, counts_beside, section_beside
 from benchmarks.scoreboard.right import counts as counts_right
 from benchmarks.scoreboard.right import section as right_section
 from benchmarks.scoreboard.score import Score
@@ -42,6 +43,7 @@ def to_markdown(
     right: Sequence[RightScore] = (),
     unseen: Sequence[UnseenScore] = (),
     edited: Sequence[EditedScore] = (),
+    beside: Sequence[RightScore] = (),
 ) -> str:
     """Format the scoreboard.
 
@@ -55,18 +57,24 @@ def to_markdown(
         right: scores of the part "right".
         unseen: scores of the part "unseen".
         edited: scores of the part "edited".
+        beside: scores of the part "beside".
     """
     blocks = [
         "# Scoreboard of the parity check",
         f"`{environment['command']}`, {environment['date']}, {environment['hardware']}, Python "
         f"{environment['python']}, jax {environment['jax']}, flax {environment['flax']}, "
         f"optax {environment['optax']}, torch {environment['torch']}.",
-        table(["what", "number", "result"], _summary(parts, outside, mutants, agreements, exam, right, unseen, edited)),
+        table(
+            ["what", "number", "result"],
+            _summary(parts, outside, mutants, agreements, exam, right, unseen, edited, beside),
+        ),
     ]
+    blocks += floors(parts, outside, agreements, right, unseen, edited, beside)
     for name, section in (("planted", _planted), ("pairs", _pairs), ("uncatalogued", _uncatalogued), ("clean", _clean)):
         if parts.get(name):
             blocks += section(parts[name])
     blocks += right_section(right) if right else ()
+    blocks += section_beside(beside) if beside else ()
     if outside:
         blocks += _outside(outside)
     blocks += unseen_section(unseen) if unseen else ()
@@ -94,6 +102,7 @@ def _summary(
     right: Sequence[RightScore],
     unseen: Sequence[UnseenScore],
     edited: Sequence[EditedScore],
+    beside: Sequence[RightScore],
 ) -> Iterator[Sequence[object]]:
     if scores := parts.get("planted"):
         faults = _by_fault(scores)
@@ -119,6 +128,8 @@ def _summary(
         yield f"correct ports, {scores[0].question.steps} steps each", len(scores), f"{alarms} false alarms"
     if right:
         yield "correct ports whose halves are written differently", len(right), counts_right(right)
+    if beside:
+        yield "of these, with a fault beside what is written differently", len(beside), counts_beside(beside)
     if agreements:
         yield "public threads, re-enacted", len(agreements), counts_threads([*agreements.values()])
     if exam:

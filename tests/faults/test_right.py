@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks.scoreboard.document import to_markdown
 from benchmarks.scoreboard.kept import Kept
-from benchmarks.scoreboard.right import RightScore
+from benchmarks.scoreboard.right import RightScore, beside, score_beside
 from jaxddp.parity.checking import check
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.workers import Workers
-from tests.faults.right import RightPort, right_ports
+from tests.faults.right import RightPort, ports_with_fault, right_ports, with_fault
 
 NUMBER, FAMILIES, FRAMEWORKS = 100, 16, 6
 FOLDER = Path(__file__).parent / "right"
@@ -62,6 +62,20 @@ def test_a_right_port_has_neither_a_difference_nor_a_beyond(port: RightPort, pai
     report = checked(port.write(tmp_path), pair)
     assert report.verdict == "equal", str(report)
     assert not report.differences and not report.beyond
+
+
+# Every ninth port; the scoreboard has all of them.
+@pytest.mark.one_in(12, first=4)
+@pytest.mark.parametrize("port", [*ports_with_fault()][::9], ids=lambda port: port.name)
+def test_a_fault_beside_what_is_written_differently_is_the_only_one(port: RightPort, pair: Workers) -> None:
+    score = score_beside(port, pair)
+    assert score.verdict == "alone", score.said
+
+
+def test_a_fault_is_not_the_only_one_beside_another(pair: Workers, tmp_path: Path) -> None:
+    port = with_fault(named("03"))
+    report = checked(port.write(tmp_path, FAULTS["03"][0]), pair)
+    assert beside(port, report) == "several", str(report)
 
 
 # Start of a port's name -> an edit of its JAX half, and the verdict that it gets.
