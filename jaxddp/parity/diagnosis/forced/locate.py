@@ -218,7 +218,12 @@ class Location:
         return min((*by_values, *by_edit), key=lambda hit: hit.rank, default=None)
 
     def _is_weak(self, state: State, hit: Hit) -> bool:
-        """Return whether a hit puts a value in place of an equal one, and little more than its result is equal then."""
+        """Return whether a hit puts a value in place of an equal one, and little more than its result is equal then.
+
+        What the port alone computes, and with which the losses are equal, is no such value.
+        """
+        if not hit.left and all(one.jax for one in hit.segments):
+            return False
         is_equal = hit.segments[0].ends[0] not in state.of_torch
         return is_equal and len(state.of_torch) - hit.left <= WEAK * len(hit.segments)
 
