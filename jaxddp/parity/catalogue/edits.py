@@ -20,6 +20,10 @@ EDITS: dict[str, Fault] = {
     "other_expression": Fault(
         "a result is computed in another way", "compute it like the reference, from the same tensors"
     ),
+    "few_bits": Fault(
+        "values are computed in a type of fewer bits",
+        "compute them in the reference's type: no dtype of a layer, and no cast, to bfloat16 or float16",
+    ),
     "other_order": Fault("parts are taken in another order", "take the parts in the reference's order"),
     "gradient_stopped": Fault(
         "the gradient is stopped where the reference lets it pass",

@@ -122,6 +122,7 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     "other_argument": "{jax} in place of {torch} as an argument< of {function}>",
     # Other expressions.
     "expressions": _expressions,
+    "few_bits": "{of} is computed in {dtype}",
     "made_otherwise": "other operations in {of}<, before {call}>",
     "operations": _operations,
     "function_instead": "{function} of {of} in place of the result of {call}",

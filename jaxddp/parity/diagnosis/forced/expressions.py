@@ -12,7 +12,7 @@ from torch import Tensor
 from jaxddp.parity.deviation import Statement
 from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.diagnosis.forced.segments import CONSTANT, Segment
-from jaxddp.parity.diagnosis.forced.trees import Description, Tree, difference, operation
+from jaxddp.parity.diagnosis.forced.trees import NARROW, Description, Tree, difference, narrowest, operation
 from jaxddp.parity.diagnosis.forward.calls import parameters_of
 from jaxddp.parity.graph import ARGUMENT, Graph, Node
 from jaxddp.parity.port.draws import shown_entry
@@ -30,6 +30,7 @@ IDLE = ("mul", "div", "add", "sub", "select_n", "where", "reduce_sum", "sum", "m
 SHORT = 2  # letters of a variable that says less than a layer, such as x and h2
 MOST_BETWEEN = 3  # values between two segments that are written as one
 MOST_NUMBERS = 4  # of a constant that is written as a list
+MOST_ROUNDINGS = 4  # one after the other, in a value; measured: 2.0 in 300 layers in bfloat16
 LONGEST = 160  # characters of one side
 LONGEST_STATEMENT = 240  # characters of what both sides compute, with the words between
 MOST_OF_CALL = 60  # characters of one side, if the other has nothing there
@@ -79,7 +80,21 @@ class Expressions:
     def label(self, place: Sequence[Segment]) -> Description | None:
         """Return the one difference between what both sides compute in the segments of a place; None: it is more."""
         self.sides(place)
-        return difference(*self._trees, "" if place[-1].call == ARGUMENT else self._loss.calls[place[-1].call].words)
+        call = "" if place[-1].call == ARGUMENT else self._loss.calls[place[-1].call].words
+        return difference(*self._trees, call) or self._rounded(place)
+
+    def _rounded(self, place: Sequence[Segment]) -> Description | None:
+        """Return that the port rounds values to fewer bits, if no more than that can make the difference."""
+        t, j = place[-1].ends
+        torch, jax, dtype = self._torch[t].array, self._jax[j].moments, narrowest(*self._trees)
+        known = self._torch[t].moments
+        if not dtype or torch is None or jax is None or known is None or jax.size != known.size:
+            return None
+        allowed = MOST_ROUNDINGS * NARROW[dtype] * max(abs(known.least), abs(known.largest))
+        mean = abs(jax.total - known.total) / known.size
+        if max(mean, abs(jax.least - known.least), abs(jax.largest - known.largest)) > allowed:
+            return None
+        return Description("few_bits", Statement("few_bits", dtype=dtype, of=f"{self._trees[1]}"))
 
     def in_place(self, place: Sequence[Segment]) -> Description | None:
         """Return which value, or number, the port has in place of one of torch, whatever makes that; None: of none."""

@@ -18,6 +18,7 @@ INFIX = {
 SWAPPED = {"rsub": "-", "__rsub__": "-", "__rdiv__": "/", "__rpow__": "**", "__rmul__": "*"}
 WORDS = {"+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow", "@": "matmul"}
 COMMUTATIVE = ("+", "*")
+NARROW = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # types of few bits, and their relative rounding
 LONGEST, LONGEST_ADDED = 40, 160  # characters of an operand that a label says, and of what is added
 
 
@@ -105,6 +106,25 @@ def difference(jax: Tree, torch: Tree, call: str = "") -> Description | None:
     if apart and {*jax.operands} == {*torch.operands}:
         return Description("other_order", Statement("operands_reversed", call=_word(torch)), at=(jax.at, torch.at))
     return None
+
+
+def narrowest(jax: Tree, torch: Tree) -> str:
+    """Return the type with the fewest bits to which the port alone casts values; "": to none.
+
+    >>> x = Tree("x", value=0)
+    >>> cast = operation("mul", "", [Tree("bfloat16", (x,)), x])
+    >>> narrowest(cast, x), narrowest(cast, cast), narrowest(x, x)
+    ('bfloat16', '', '')
+    """
+    of_torch = {*_functions(torch)}
+    of_jax = {name for name in _functions(jax) if name in NARROW and name not in of_torch}
+    return max(of_jax, key=NARROW.__getitem__, default="")
+
+
+def _functions(tree: Tree) -> Iterator[str]:
+    yield tree.function
+    for operand in tree.operands:
+        yield from _functions(operand)
 
 
 def _first(index: int | None, other: int | None) -> int | None:

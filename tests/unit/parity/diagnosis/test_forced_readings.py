@@ -1,0 +1,80 @@
+"""Faults that the code of both sides says, where trials would say less: other types, and other operators."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+import pytest
+import torch
+from jax import numpy as jnp
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jaxddp.parity.diagnosis.forced.causes import LocatedFault
+from jaxddp.parity.report.sentences import line, sentence
+from tests.support.forced_programs import Arrays, faults_of
+
+ROWS, WIDTH, CLASSES = 4, 5, 3
+
+
+class Classifier(nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+
+def torch_loss(model: Classifier, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    gate = 1 - torch.sigmoid(batch["x"])
+    return {"loss": F.cross_entropy(model.head(torch.tanh(model.first(batch["x"])) * gate), batch["y"])}
+
+
+def dense(p: Arrays, x: jax.Array, layer: str = "first") -> jax.Array:
+    return x @ p[f"{layer}.weight"].T + p[f"{layer}.bias"][None]
+
+
+def faults(
+    first: Callable[[Arrays, jax.Array], jax.Array] = dense,
+    gate: Callable[[jax.Array], jax.Array] = lambda x: 1 - jax.nn.sigmoid(x),
+) -> list[LocatedFault]:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    batch = {"x": rng.normal(size=(ROWS, WIDTH)), "y": rng.integers(0, CLASSES, ROWS)}
+
+    def jax_loss(p: Arrays, batch: Arrays) -> jax.Array:
+        logits = dense(p, jnp.tanh(first(p, batch["x"])) * gate(batch["x"]), "head")
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"][:, None], 1).mean()
+
+    return faults_of(Classifier().double(), torch_loss, jax_loss, batch)
+
+
+def said(fault: LocatedFault) -> str:
+    return line(fault.names[0]) if fault.names else sentence(fault.what) if fault.what else ""
+
+
+def rounded(dtype: str, factor: float = 1.0) -> Callable[[Arrays, jax.Array], jax.Array]:
+    """Return a layer that is computed in a type of few bits."""
+
+    def layer(p: Arrays, x: jax.Array) -> jax.Array:
+        narrow = {name: array.astype(dtype) for name, array in p.items()}
+        return factor * dense(narrow, x.astype(dtype)).astype(x.dtype)
+
+    return layer
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_layer_that_is_computed_in_few_bits_is_named(dtype: str) -> None:
+    [fault] = faults(first=rounded(dtype))
+    assert fault.kind == "few_bits"
+    assert said(fault) == f"linear(x, first.weight, first.bias) is computed in {dtype}"
+
+
+def test_a_layer_that_is_off_by_more_than_rounding_is_not_named_so() -> None:
+    [fault] = faults(first=rounded("bfloat16", factor=1.1))
+    assert fault.kind != "few_bits"
+
+
+def test_another_operator_is_said_where_a_factor_would_do_the_same() -> None:
+    [fault] = faults(gate=lambda x: 1 + jax.nn.sigmoid(x))
+    assert said(fault).startswith("add instead of sub")
