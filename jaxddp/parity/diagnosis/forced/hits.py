@@ -56,14 +56,22 @@ class State:
 
     @cached_property
     def given(self) -> set[int]:
-        """Return the port's arguments, and arrays of one number that nothing makes, as zeros in place of a state."""
-        made = ((k, before) for k, before in self._before.items() if before and self._is_uniform(k))
-        constants = {k for k, before in made if all(map(self._is_constant, self.jax.border(before)))}
+        """Return the port's arguments, arrays of one number that nothing makes, as an initial state, and what is 0."""
+        made = {k: before for k, before in self._before.items() if before and self._is_uniform(k)}
+        constants = {k for k, before in made.items() if self._is_zero(k) or self._is_made_of_nothing(before)}
         return constants | {k for k in self._before if self.jax[k].call == ARGUMENT}
+
+    def _is_zero(self, of_jax: int) -> bool:
+        m, array = self.jax[of_jax].moments, self.jax[of_jax].array
+        return m is not None and not m.absolute and m.finite > 0 and array is not None and array.dtype.kind == "f"
+
+    def _is_made_of_nothing(self, before: Collection[int]) -> bool:
+        sizes = (self.jax[k].size for k in before)
+        return max(sizes, default=0) > 1 and all(map(self._is_constant, self.jax.border(before)))
 
     def _is_uniform(self, of_jax: int) -> bool:
         m = self.jax[of_jax].moments
-        return m is not None and m.size > 1 and m.least == m.largest
+        return m is not None and m.size > 0 and m.least == m.largest
 
     def _is_constant(self, of_jax: int) -> bool:
         node = self.jax[of_jax]

@@ -121,7 +121,8 @@ class Location:
         ordered = self._planted(state, itertools.islice(self._orders(state), self._most(MOST_EVERYWHERE)))
         if ordered is not None and (cheap is None or ordered.left < cheap.left):
             return ordered
-        if cheap is None and (left_out := self._left_out(state)) is not None:
+        left_out = self._left_out(state) if cheap is None or cheap.left else None
+        if left_out is not None and (cheap is None or not left_out.left):
             return left_out
         given = self._given_otherwise(state) if cheap is None or cheap.left else None
         if given is not None and (cheap is None or given.left < cheap.left):
