@@ -73,6 +73,13 @@ class Node:
         return known[0] is not None and known[1] is not None and are_near(known[0], known[1])
 
     @property
+    def is_zero(self) -> bool:
+        """Return whether it holds floats that are all 0."""
+        m = self.moments
+        is_float = self.array is not None and self.array.dtype.kind == "f"
+        return m is not None and is_float and m.finite > 0 and not m.absolute
+
+    @property
     def is_spoiled(self) -> bool:
         """Return whether no value of it is a finite number."""
         return self.moments is not None and self.moments.finite == 0 < self.moments.size

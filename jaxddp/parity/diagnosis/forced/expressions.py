@@ -106,7 +106,7 @@ class Expressions:
         if place[0].jax and not is_number:
             return None
         self._names.clear()
-        given = f"{array.flat[0]:.6g}" if is_number else f"{self._leaf_of_jax(j)}"
+        given = f"{array.flat[0] + 0.0:.6g}" if is_number else f"{self._leaf_of_jax(j)}"
         what = Statement(
             "other_operand", jax=given, torch=f"{self._leaf_of_torch(t)}", call=self._loss.calls[call].words
         )

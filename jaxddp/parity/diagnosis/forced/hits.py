@@ -56,22 +56,14 @@ class State:
 
     @cached_property
     def given(self) -> set[int]:
-        """Return the port's arguments, arrays of one number that nothing makes, as an initial state, and what is 0."""
-        made = {k: before for k, before in self._before.items() if before and self._is_uniform(k)}
-        constants = {k for k, before in made.items() if self._is_zero(k) or self._is_made_of_nothing(before)}
+        """Return the port's arguments, and arrays of one number that nothing makes, as zeros in place of a state."""
+        made = ((k, before) for k, before in self._before.items() if before and self._is_uniform(k))
+        constants = {k for k, before in made if all(map(self._is_constant, self.jax.border(before)))}
         return constants | {k for k in self._before if self.jax[k].call == ARGUMENT}
-
-    def _is_zero(self, of_jax: int) -> bool:
-        m, array = self.jax[of_jax].moments, self.jax[of_jax].array
-        return m is not None and not m.absolute and m.finite > 0 and array is not None and array.dtype.kind == "f"
-
-    def _is_made_of_nothing(self, before: Collection[int]) -> bool:
-        sizes = (self.jax[k].size for k in before)
-        return max(sizes, default=0) > 1 and all(map(self._is_constant, self.jax.border(before)))
 
     def _is_uniform(self, of_jax: int) -> bool:
         m = self.jax[of_jax].moments
-        return m is not None and m.size > 0 and m.least == m.largest
+        return m is not None and m.size > 1 and m.least == m.largest
 
     def _is_constant(self, of_jax: int) -> bool:
         node = self.jax[of_jax]
@@ -155,6 +147,14 @@ class State:
                 if here + cost <= most:
                     found.append((here + cost, index, twin))
         yield from sorted(found, key=lambda one: one[:2])
+
+    def zeros(self) -> Iterator[tuple[int, Twin]]:
+        """Yield torch's values, the largest and the last first, each with a value of the port that is 0."""
+        zeros = {k for k in self._before if self.jax[k].is_zero}
+        ordered = sorted(self.of_torch, key=lambda k: (self.torch[k].size, k), reverse=True)
+        for index in ordered if zeros else ():
+            for _, twin in itertools.islice(self._candidates(index, zeros), 1):
+                yield index, twin
 
     def follows(self, changed: Alignment, of_torch: set[int], changed_values: Iterable[int]) -> bool:
         """Return whether later values are equal since some have changed, and these are no coincidences.

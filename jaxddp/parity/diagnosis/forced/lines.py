@@ -29,6 +29,13 @@ def lines_of(location: Location, place: Sequence[Segment]) -> Lines:
     """Return the lines of the segments of a place: the last ones, or those of what only one side has."""
     if place[0].user_call is not None:
         return place[0].user_call.lines
+    lines, (t, j), jax = _lines_of(location, place), place[-1].ends, location.jax
+    is_left_out = any(one.torch for one in place) and all(jax[k].name in MOVES for one in place for k in one.jax)
+    idle = _line_of_idle(jax, j) if is_left_out else None
+    return Lines(_line_of_zero(jax, j) or idle or lines.jax, _line_of_zero(location.torch, t) or lines.torch)
+
+
+def _lines_of(location: Location, place: Sequence[Segment]) -> Lines:
     torch, jax = location.torch, location.jax
     next_of_torch, next_of_jax = place[-1].joined or place[-1].ends
     of_jax, of_torch = ([k for one in place for k in getattr(one, side)] for side in ("jax", "torch"))
@@ -42,6 +49,23 @@ def lines_of(location: Location, place: Sequence[Segment]) -> Lines:
     if of_jax and not of_torch:
         return Lines(lines.jax, _of_value_before(location, place, of_jax) or alias_of(lines.torch))
     return Lines(_of_further(jax, of_jax, torch, of_torch) or lines.jax, lines.torch)
+
+
+def _line_of_zero(graph: Graph, index: int) -> SourceLine | None:
+    """Return the line at which a value, all of whose elements are 0, is first 0; None: it is not, or begins so."""
+    if not graph[index].is_zero or not graph[index].inputs:
+        return None
+    while (source := next((k for k in graph[index].inputs if graph[k].is_zero and graph[k].inputs), None)) is not None:
+        index = source
+    return graph[index].line
+
+
+def _line_of_idle(graph: Graph, index: int) -> SourceLine | None:
+    """Return the line at which an operand that changes nothing is first 0; None: no operand is 0."""
+    while graph[index].name in MOVES and graph[index].inputs:
+        index = graph[index].inputs[0]
+    lines = (_line_of_zero(graph, k) for k in graph[index].inputs)
+    return next((line for line in lines if line is not None), None)
 
 
 def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, call: Call, name: CallEdit) -> Lines:

@@ -33,6 +33,7 @@ WEAK = 2  # values that an equal value in another place makes equal: other segme
 KINDS = 6  # of segments at equal cost that are compared
 MOST_REPLAYS = 80  # of what follows from a value of the port in place of one of torch's
 MOST_IN_LOOPS = 160  # of these, in calls that are made several times
+MOST_ZEROS = 40  # values of torch that may be 0 in the port
 MOST_GIVEN = 120  # arguments of functions that are exchanged
 MOST_EVERYWHERE = 240  # faults of a line that are planted in all of its calls
 
@@ -118,11 +119,12 @@ class Location:
         if again := self._again(state) or self._found_again():
             return again
         cheap = self._cheapest(state, [most for most in COSTS if most <= CHEAP])
+        if (cheap is None or cheap.left) and (vanished := self._vanished(state)) is not None:
+            return vanished
         ordered = self._planted(state, itertools.islice(self._orders(state), self._most(MOST_EVERYWHERE)))
         if ordered is not None and (cheap is None or ordered.left < cheap.left):
             return ordered
-        left_out = self._left_out(state) if cheap is None or cheap.left else None
-        if left_out is not None and (cheap is None or not left_out.left):
+        if cheap is None and (left_out := self._left_out(state)) is not None:
             return left_out
         given = self._given_otherwise(state) if cheap is None or cheap.left else None
         if given is not None and (cheap is None or given.left < cheap.left):
@@ -145,6 +147,12 @@ class Location:
         hits = [hit for number in numbers for hit in state.hits(number, COSTS[-1], state.given, len(self.torch))]
         self.trials += state.trials - before
         return self._best(state, hits) if hits else None
+
+    def _vanished(self, state: State) -> Hit | None:
+        """Return what is 0 in the port, if the losses are equal then; None: nothing is."""
+        zeros = itertools.islice(state.zeros(), MOST_ZEROS)
+        replayed = (state.replayed(k, zero, len(self.torch)) for k, zero in zeros)
+        return next((hit for hit in replayed if hit and not hit.left), None)
 
     def _given_otherwise(self, state: State) -> Hit | None:
         """Return the arguments of a function after which the fewest values differ; None: there are none."""

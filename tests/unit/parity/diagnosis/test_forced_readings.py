@@ -27,7 +27,9 @@ class Classifier(nn.Module):
 
 def torch_loss(model: Classifier, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     gate = 1 - torch.sigmoid(batch["x"])
-    return {"loss": F.cross_entropy(model.head(torch.tanh(model.first(batch["x"])) * gate), batch["y"])}
+    logits = model.head(torch.tanh(model.first(batch["x"])) * gate)
+    margin = torch.relu(0.3 + logits.topk(2).values.mean(-1)).mean()
+    return {"loss": F.cross_entropy(logits, batch["y"]) + 0.5 * margin}
 
 
 def dense(p: Arrays, x: jax.Array, layer: str = "first") -> jax.Array:
@@ -37,6 +39,7 @@ def dense(p: Arrays, x: jax.Array, layer: str = "first") -> jax.Array:
 def faults(
     first: Callable[[Arrays, jax.Array], jax.Array] = dense,
     gate: Callable[[jax.Array], jax.Array] = lambda x: 1 - jax.nn.sigmoid(x),
+    hinge: Callable[[jax.Array], jax.Array] = lambda logits: 0.3 + jax.lax.top_k(logits, 2)[0].mean(-1),
 ) -> list[LocatedFault]:
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
@@ -44,7 +47,8 @@ def faults(
 
     def jax_loss(p: Arrays, batch: Arrays) -> jax.Array:
         logits = dense(p, jnp.tanh(first(p, batch["x"])) * gate(batch["x"]), "head")
-        return -jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"][:, None], 1).mean()
+        margin = jnp.maximum(hinge(logits), 0).mean()
+        return 0.5 * margin - jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"][:, None], 1).mean()
 
     return faults_of(Classifier().double(), torch_loss, jax_loss, batch)
 
@@ -78,3 +82,9 @@ def test_a_layer_that_is_off_by_more_than_rounding_is_not_named_so() -> None:
 def test_another_operator_is_said_where_a_factor_would_do_the_same() -> None:
     [fault] = faults(gate=lambda x: 1 + jax.nn.sigmoid(x))
     assert said(fault).startswith("add instead of sub")
+
+
+def test_a_term_that_is_0_in_the_port_is_found_where_it_becomes_0() -> None:
+    [fault] = faults(hinge=lambda logits: -1.0 - jnp.square(logits).sum(-1))
+    assert fault.text.lines.jax is not None
+    assert fault.text.lines.jax.text.startswith("margin = jnp.maximum(hinge(logits), 0)")
