@@ -82,7 +82,7 @@ def _of_unseen(unseen: Sequence[UnseenScore]) -> Iterator[Row]:
     for exam, scores, lines, named in (("unseen faults", singles, 55, 45), ("unseen pairs", pairs, 13, None)):
         if not scores:
             continue
-        small = sum(0 <= score.largest <= SMALL for score in scores)
+        small = sum(score.largest <= SMALL for score in scores)
         yield _row(exam, f"segments of at most {SMALL} calls", "all", small, len(scores))
         both = sum(score.jax_line and score.torch_line for score in scores)
         yield _row(exam, "lines of both sides", lines, both, len(scores))

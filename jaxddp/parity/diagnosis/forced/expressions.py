@@ -169,7 +169,7 @@ class Expressions:
         return graph.before(last, later)
 
     def _tree(self, graph: Graph, index: int, inside: Collection[int], leaf: Callable[[int], Tree]) -> Tree:
-        if index not in inside:
+        if index not in inside and not self._is_vague(graph, index):
             return leaf(index)
         node = graph[index]
         given = [self._tree(graph, k, inside, leaf) for k in node.inputs]
@@ -181,6 +181,12 @@ class Expressions:
             return self._call(index, given)
         numbers = [Tree(f"{x:.6g}") for x in node.numbers]
         return operation(node.name, _name(node), [*numbers[: node.leading], *given, *numbers[node.leading :]], index)
+
+    def _is_vague(self, graph: Graph, index: int) -> bool:
+        """Return whether the port computes a number such as 1, which torch may have anywhere."""
+        node = graph[index]
+        is_number = node.size == 1 and node.array is not None and node.array.dtype.kind in "fiu"
+        return graph is self._jax and is_number and not node.is_telling and bool(node.inputs)
 
     def _only_moves(self, graph: Graph, index: int) -> bool:
         """Return whether a value has the same elements as its first input; a cast may round them."""
