@@ -28,7 +28,12 @@ def where_stated(lines: Lines, deviation: Deviation) -> Lines:
     for value in deviation.values:
         lines = Lines(stated_at(lines.jax, value.jax, layer), stated_at(lines.torch, value.torch, layer))
     if deviation.kind == OF_GROUPS:
-        return Lines(lines.jax, _keyed_at(lines.torch, "lr") or lines.torch)
+        each = dict(deviation.what.parts).get("each", ())
+        names = each[0][0] if len(each) == 1 else ()
+        return Lines(
+            _entry_at(lines.jax, names) or lines.jax,
+            _entry_at(lines.torch, names) or _keyed_at(lines.torch, "lr") or lines.torch,
+        )
     of_mask = deviation.kind == MASK or any(value.key == DECAY for value in deviation.values)
     return Lines(_masked_at(lines.jax) or lines.jax, lines.torch) if of_mask and lines.jax == jax else lines
 
@@ -41,6 +46,21 @@ def _keyed_at(line: SourceLine | None, key: str) -> SourceLine | None:
         return None
     keys = (x for node in ast.walk(function) if isinstance(node, ast.Dict) for x in node.keys)
     found = {x.lineno for x in keys if isinstance(x, ast.Constant) and x.value == key}
+    return SourceLine(line.path, found.pop()) if len(found) == 1 else None
+
+
+def _entry_at(line: SourceLine | None, names: Sequence[str]) -> SourceLine | None:
+    """Return the only line of a line's function with a key of a dictionary that is a module of all of some tensors.
+
+    None: there is none, or several are.
+    """
+    text = text_of(line)
+    function = None if text is None or line is None else text.function_at(line.number)
+    if line is None or function is None or not names:
+        return None
+    keys = (x for node in ast.walk(function) if isinstance(node, ast.Dict) for x in node.keys)
+    modules = (x for x in keys if isinstance(x, ast.Constant) and isinstance(x.value, str) and x.value)
+    found = {x.lineno for x in modules if all(f"{name}.".startswith(f"{x.value}.") for name in names)}
     return SourceLine(line.path, found.pop()) if len(found) == 1 else None
 
 

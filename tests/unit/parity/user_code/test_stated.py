@@ -198,7 +198,11 @@ def loss(model, batch):
 
 
 def groups(model):
-    parts = [{"params": one, "lr": 0.1} for one in model]
+    depths = {
+        "embedding": 0,
+        "layers.0": 1,
+    }
+    parts = [{"params": model[name], "lr": 0.1} for name, depth in depths.items()]
     return Adam(parts)
 
 
@@ -246,3 +250,19 @@ def test_a_mask_is_quoted_where_it_is_computed(kind: str, key: str, port: Path) 
 def test_the_rates_of_groups_are_quoted_where_they_are_listed(port: Path) -> None:
     made = Lines(of_port(port, "adamw"), of_port(port, "Adam(parts)"))
     assert where_stated(made, Deviation("rate_of_some", Statement(""))).torch == of_port(port, '"lr": 0.1')
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (("layers.0.up.weight", "layers.0.up.bias"), '"layers.0": 1'),
+        (("layers.0.up.weight", "embedding.weight"), '"lr": 0.1'),
+        (("layers.01.weight",), '"lr": 0.1'),
+    ],
+)
+def test_the_rate_of_one_group_is_quoted_where_its_module_is_listed(
+    names: tuple[str, ...], text: str, port: Path
+) -> None:
+    made = Lines(of_port(port, "adamw"), of_port(port, "Adam(parts)"))
+    fault = Deviation("rate_of_some", Statement("rates_of_tensors", each=((names, 2.0),), alone=()))
+    assert where_stated(made, fault).torch == of_port(port, text)
