@@ -59,8 +59,8 @@ def _entry_at(line: SourceLine | None, names: Sequence[str]) -> SourceLine | Non
     if line is None or function is None or not names:
         return None
     keys = (x for node in ast.walk(function) if isinstance(node, ast.Dict) for x in node.keys)
-    modules = (x for x in keys if isinstance(x, ast.Constant) and isinstance(x.value, str) and x.value)
-    found = {x.lineno for x in modules if all(f"{name}.".startswith(f"{x.value}.") for name in names)}
+    modules = ((x.value, x.lineno) for x in keys if isinstance(x, ast.Constant) and isinstance(x.value, str))
+    found = {number for module, number in modules if all(f"{name}.".startswith(f"{module}.") for name in names)}
     return SourceLine(line.path, found.pop()) if len(found) == 1 else None
 
 

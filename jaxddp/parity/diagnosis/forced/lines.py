@@ -92,9 +92,23 @@ def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, ca
         parts = [twins[k].jax for k in inputs if k in twins]
         # Where a function is given them.
         lines = Lines((calling_line(jax, parts) if parts else None) or lines.jax, lines.torch)
+    if name.change.fault == "other_operand" and all(jax.moves[k] for one in place for k in one.jax):
+        lines = Lines(_line_of_use(location, place[-1].ends[0]) or lines.jax, lines.torch)
     if name.change.entry:
         lines = Lines(first_use(jax, name.change.entry) or lines.jax, lines.torch)
     return Lines(lines.jax, call.line or lines.torch)
+
+
+def _line_of_use(location: Location, of_torch: int) -> SourceLine | None:
+    """Return the port's line of the first operation that computes with a value of torch, or with what moves it."""
+    torch, twins, waiting = location.torch, location.alignment.twins, [of_torch]
+    while waiting:
+        users = torch.users[waiting.pop(0)]
+        computed = [k for k in users if not torch.moves[k]]
+        if computed:
+            return location.jax[twins[computed[0]].jax].line if computed[0] in twins else None
+        waiting += users
+    return None
 
 
 def _number_of(location: Location, call: Call) -> int:

@@ -88,3 +88,23 @@ def test_a_term_that_is_0_in_the_port_is_found_where_it_becomes_0() -> None:
     [fault] = faults(hinge=lambda logits: -1.0 - jnp.square(logits).sum(-1))
     assert fault.text.lines.jax is not None
     assert fault.text.lines.jax.text.startswith("margin = jnp.maximum(hinge(logits), 0)")
+
+
+def mixing_loss(model: Classifier, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    parts = model.first(batch["x"])[:, :4].chunk(2, dim=-1)
+    key, value = (part.view(ROWS, 1, 2).transpose(1, 2) for part in parts)
+    mixed = torch.tanh(value)
+    return {"loss": key.square().mean() + mixed.mean() + model.head.weight.sum() * model.head.bias.sum()}
+
+
+def test_another_operand_is_quoted_where_the_port_uses_it() -> None:
+    def jax_loss(p: Arrays, batch: Arrays) -> jax.Array:
+        key, _ = (part.reshape(ROWS, 1, 2) for part in jnp.split(dense(p, batch["x"])[:, :4], 2, axis=-1))
+        mixed = jnp.tanh(key)
+        return jnp.square(key).mean() + mixed.mean() + p["head.weight"].sum() * p["head.bias"].sum()
+
+    torch.manual_seed(0)
+    batch = {"x": np.random.default_rng(0).normal(size=(ROWS, WIDTH))}
+    [fault] = faults_of(Classifier().double(), mixing_loss, jax_loss, batch)
+    assert fault.kind == "other_operand" and fault.text.lines.jax is not None
+    assert fault.text.lines.jax.text == "mixed = jnp.tanh(key)"
