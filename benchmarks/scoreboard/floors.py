@@ -1,4 +1,4 @@
-"""What the check must reach on its exams, beside what it reaches."""
+"""Compare what the check reaches on its exams with what it must reach."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence

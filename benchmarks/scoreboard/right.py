@@ -27,8 +27,8 @@ class RightScore:
 
     Attributes:
         name: name of the port: number and family/styles.
-        verdict: verdict of the report; of a port with a fault: "alone", one cause and one segment, at the fault's
-            line; "several", others, too; "elsewhere", not that line.
+        verdict: verdict of the report; of a port with a fault: "alone", one difference, all of whose segments are
+            at the fault's line, whatever its name; "several", others, too; "elsewhere", not that line.
         said: what the report says first of a port that is not equal.
         seconds: duration of the check.
         parts: duration of each of its parts; see `Findings.part_seconds`.

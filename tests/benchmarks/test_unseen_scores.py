@@ -72,6 +72,8 @@ def test_a_score_is_kept_and_is_in_the_scoreboard(tmp_path: Path) -> None:
     facts = dict.fromkeys(("command", "date", "hardware", "python", "jax", "flax", "optax", "torch"), "x")
     text = to_markdown({}, [], [], facts, {}, unseen=[SCORE, replace(SCORE, named=False, wrong=True, largest=5)])
     assert "| ports by an author who does not know the check | 2 | 2 found, 1 named, 1 named wrongly" in text
+    assert "| unseen faults | wrong | 0 | 1 of 2 |" in text
+    assert "| unseen faults | segments of at most 4 calls | all | 1 of 2 |" in text
     assert "| a | **wrong** | jax and torch | 5 | 2.0 | amax instead of mean |" in text
 
 

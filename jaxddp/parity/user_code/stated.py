@@ -26,7 +26,8 @@ def where_stated(lines: Lines, deviation: Deviation) -> Lines:
     """
     layer, jax = deviation.where.rpartition(".")[2], lines.jax
     for value in deviation.values:
-        lines = Lines(stated_at(lines.jax, value.jax, layer), stated_at(lines.torch, value.torch, layer))
+        torch = lines.torch if value.is_factor else stated_at(lines.torch, value.torch, layer)  # that is 1
+        lines = Lines(stated_at(lines.jax, value.jax, layer), torch)
     if deviation.kind == OF_GROUPS:
         each = dict(deviation.what.parts).get("each", ())
         names = each[0][0] if len(each) == 1 else ()
@@ -60,8 +61,8 @@ def _entry_at(line: SourceLine | None, names: Sequence[str]) -> SourceLine | Non
         return None
     keys = (x for node in ast.walk(function) if isinstance(node, ast.Dict) for x in node.keys)
     modules = ((x.value, x.lineno) for x in keys if isinstance(x, ast.Constant) and isinstance(x.value, str))
-    found = {number for module, number in modules if all(f"{name}.".startswith(f"{module}.") for name in names)}
-    return SourceLine(line.path, found.pop()) if len(found) == 1 else None
+    numbers = {number for module, number in modules if all(f"{name}.".startswith(f"{module}.") for name in names)}
+    return SourceLine(line.path, numbers.pop()) if len(numbers) == 1 else None
 
 
 def _masked_at(line: SourceLine | None) -> SourceLine | None:

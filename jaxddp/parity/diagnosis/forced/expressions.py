@@ -85,14 +85,12 @@ class Expressions:
 
     def _rounded(self, place: Sequence[Segment]) -> Description | None:
         """Return that the port rounds values to fewer bits, if no more than that can make the difference."""
-        t, j = place[-1].ends
-        torch, jax, dtype = self._torch[t].array, self._jax[j].moments, narrowest(*self._trees)
-        known = self._torch[t].moments
-        if not dtype or torch is None or jax is None or known is None or jax.size != known.size:
+        (t, j), order, dtype = place[-1].ends, place[-1].order, narrowest(*self._trees)
+        torch, jax = self._torch[t].array, self._jax[j].array
+        if not dtype or order is None or torch is None or jax is None:
             return None
-        allowed = MOST_ROUNDINGS * NARROW[dtype] * max(abs(known.least), abs(known.largest))
-        mean = abs(jax.total - known.total) / known.size
-        if max(mean, abs(jax.least - known.least), abs(jax.largest - known.largest)) > allowed:
+        differences = np.abs(jax.astype(float).ravel()[order] - torch.ravel())
+        if differences.max() > MOST_ROUNDINGS * NARROW[dtype] * np.abs(torch).max():
             return None
         return Description("few_bits", Statement("few_bits", dtype=dtype, of=f"{self._trees[1]}"))
 

@@ -85,7 +85,7 @@ def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, ca
     if value is not None and value not in NO_TRACE:
         is_own = any(not jax.moves[k] for one in place for k in one.jax)
         following = () if is_own else sorted(jax.after(place[-1].ends[1], range(len(jax))))[:FOLLOWING]
-        having = (_line_with(jax[k], value) for k in (*indices, *following) if _has(jax[k], value))
+        having = (_line_with(jax[k], value) for k in (*indices, *following) if has_number(jax[k], value))
         lines = Lines(next((line for line in having if line is not None), lines.jax), lines.torch)
     if name.change.fault == "other_order" and call.name in JOINS and not any(jax[k].name in JOINED for k in indices):
         inputs = location.torch[location.torch.outputs[_number_of(location, call)][0]].inputs
@@ -136,7 +136,7 @@ def first_use(graph: Graph, entry: str) -> SourceLine | None:
     return next((line for line in lines if line is not None), None)
 
 
-def _has(node: Node, number: float) -> bool:
+def has_number(node: Node, number: float) -> bool:
     """Return whether an operation computes with a number; one that only compares with it does something else."""
     return not _is_mask(node) and any(math.isclose(x, y, rel_tol=1e-9) for x in node.numbers for y in readings(number))
 

@@ -116,9 +116,8 @@ def narrowest(jax: Tree, torch: Tree) -> str:
     >>> narrowest(cast, x), narrowest(cast, cast), narrowest(x, x)
     ('bfloat16', '', '')
     """
-    of_torch = {*_functions(torch)}
-    of_jax = {name for name in _functions(jax) if name in NARROW and name not in of_torch}
-    return max(of_jax, key=NARROW.__getitem__, default="")
+    casts = NARROW.keys() & {*_functions(jax)} - {*_functions(torch)}
+    return max(casts, key=NARROW.__getitem__, default="")
 
 
 def _functions(tree: Tree) -> Iterator[str]:

@@ -1,12 +1,12 @@
 """Search for the faults of a loss: those that are located first, then those that only a replay of all calls shows."""
 
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from jaxddp.parity.diagnosis.forced.causes import LocatedFault
+from jaxddp.parity.diagnosis.forced.lines import has_number
 from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.forward.candidates import (
     edits_of_inputs,
@@ -20,13 +20,10 @@ from jaxddp.parity.diagnosis.forward.replay import ModelEvidence
 from jaxddp.parity.diagnosis.search.decide import Ruling
 from jaxddp.parity.diagnosis.search.fault_search import find_faults
 from jaxddp.parity.diagnosis.search.fit import Item
-from jaxddp.parity.operations import readings
 from jaxddp.parity.port.draws import examples_of, shown_entry
 
 if TYPE_CHECKING:
     from jaxddp.parity.diagnosis.forward.loss_causes import LossAndGradients
-
-NEAR = 1e-9  # relative difference of a number from one that the port has
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,9 @@ class LossSearch:
         of_gradients = not ruling.segments
         of_all = [item for item in self.items if of_gradients or not _is_of_a_call(item)]
         by_all, planted = find_faults(self.subject, of_all, self.probe, self.floor, self.replays, pairs=False)
-        stated = {y for node in reading.graph or () for x in node.numbers for y in readings(x)}
+        stated, fitted = ({*_are_stated(items, reading)} for items in (named, planted))
         # A number that the port has is likelier than a fitted one, which may do the same.
-        if not by_all.named or (_all_stated(named, stated) and not _all_stated(planted, stated)):
+        if not by_all.named or (stated == {True} and False in fitted):
             return ruling, named
         return self._with_lines(reading, replace(by_all, segments=ruling.segments), planted)
 
@@ -138,7 +135,8 @@ def _is_of_a_call(item: Item) -> bool:
     return not (item.change.lockstep or item.change.counts or item.change.reference is not None)
 
 
-def _all_stated(items: Sequence[Item], numbers: Collection[float]) -> bool:
-    """Return whether the port has all values of some faults; a fault may have none."""
-    values = [item.value for item in items if isinstance(item, CallEdit) and item.value is not None]
-    return all(any(math.isclose(x, y, rel_tol=NEAR) for y in numbers) for x in values)
+def _are_stated(items: Sequence[Item], reading: Reading) -> Iterator[bool]:
+    """Yield for each fault with a value whether the port has that number."""
+    for item in items:
+        if isinstance(item, CallEdit) and item.value is not None:
+            yield any(has_number(node, item.value) for node in reading.graph or ())

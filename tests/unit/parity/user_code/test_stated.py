@@ -266,3 +266,10 @@ def test_the_rate_of_one_group_is_quoted_where_its_module_is_listed(
     made = Lines(of_port(port, "adamw"), of_port(port, "Adam(parts)"))
     fault = Deviation("rate_of_some", Statement("rates_of_tensors", each=((names, 2.0),), alone=()))
     assert where_stated(made, fault).torch == of_port(port, text)
+
+
+def test_the_references_value_of_a_factor_is_looked_for_nowhere(port: Path) -> None:
+    made = Lines(None, of_port(port, "return cross_entropy"))
+    factor, number = Value("2", "0.3", is_factor=True), Value("2", "0.3")
+    assert where_stated(made, Deviation("factor", Statement(""), (factor,))) == made
+    assert where_stated(made, Deviation("number", Statement(""), (number,))) != made
