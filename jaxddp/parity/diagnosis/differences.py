@@ -35,6 +35,7 @@ from jaxddp.parity.diagnosis.multi_loss import differences_of_losses
 from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_update
 from jaxddp.parity.diagnosis.reduction.reduction_causes import SHOWN, ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
+from jaxddp.parity.diagnosis.schedule_numbers import with_schedule_number
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling
 from jaxddp.parity.findings import ORDER, Difference, Layer, Problem
 from jaxddp.parity.jax_side.child import Micro
@@ -147,6 +148,7 @@ def _explain_optimizer(
         ruling = ruling or searches.on_rank(explain_update, evidence)
         ruling = restored if restored and not (ruling and ruling.named) else ruling
         ruling = ruling if ruling and ruling.named else _trained_alone(evidence) or ruling
+        ruling = with_schedule_number(evidence, searches, ruling)
         differences += as_differences(evidence, "update", in_optimizer(ruling, first["update"].tensor))
     elif "optimizer_state" in first:
         state = first["optimizer_state"].tensor.partition(":")[2]

@@ -13,9 +13,11 @@ from jax import numpy as jnp
 
 from jaxddp.nn.any_model import transformation_of
 from jaxddp.parity.case_interface import AnyCase
+from jaxddp.parity.graph import Graph
 from jaxddp.parity.jax_side.checked_step import side_of
 from jaxddp.parity.jax_side.equations import lines_of
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
+from jaxddp.parity.jax_side.value_graph import graph_of
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.operations import OptimizerLines, SourceLine, calling_lines, is_of_user, line_of_user
 from jaxddp.parity.processes import Tell
@@ -99,6 +101,20 @@ def line_of_schedule(optimizer: optax.GradientTransformation, params: Any) -> So
     return next((of_one[0] for of_one in reversed(lines) if of_one), None)
 
 
+def idle_lines(graph: Graph) -> set[SourceLine]:
+    """Return lines all of whose values are left out: they only make branches that no `where` of numbers takes.
+    """
+    needed, waiting = {graph.end}, [graph.end]
+    while waiting:
+        node = graph[waiting.pop()]
+        chooses = node.name == "select_n" and node.array is not None and node.array.size == 1
+        inputs = [k for n, k in enumerate(node.inputs) if not (chooses and n) or node.is_near(graph[k])]
+        waiting += {*inputs} - needed
+        needed |= {*inputs}
+    used = {line for k in needed for line in (graph[k].line, *graph[k].callers)}
+    return {node.line for node in graph if node.line is not None} - used
+
+
 @dataclass(frozen=True)
 class JaxOptimizerLine:
     """A job that returns the lines at which a port's optimizer is made, and at which its schedule ends.
@@ -149,7 +165,12 @@ class JaxOptimizerLine:
             _, state = update(gradients, state, params)
         with jax.disable_jit(), LineValues() as values:
             optimizer.update(gradients, state, params)
-        return values.numbers
+
+        def moved(state: Any) -> jax.Array:
+            return sum(map(jnp.sum, jax.tree.leaves(optimizer.update(gradients, state, params)[0])), jnp.zeros(()))
+
+        idle = idle_lines(graph_of(moved, [state]))
+        return tuple((line, x) for line, x in values.numbers if line not in idle)
 
     def _one_of_several(self) -> optax.GradientTransformation:
         side = side_of(self.case)

@@ -148,6 +148,7 @@ def _of_functions(source: FileText, near: Sequence[ast.stmt], names: Value) -> I
     for statement in near if names.torch.isidentifier() else ():
         yield from edits.function(source, statement, edits.jax_name(names.jax), edits.jax_name(names.torch))
     for statement in near:
+        yield from edits.operator(source, statement, names.jax, names.torch)
         yield from edits.strings(source, statement, names.jax, names.torch)
 
 

@@ -27,6 +27,7 @@ FUNCTIONS = {
 PADDINGS = {"'circular'": '"CIRCULAR"', "'constant'": '"SAME"', "'reflect'": '"REFLECT"'}
 INVERSE = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*"}
 SYMBOLS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+OPERATORS = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div}  # torch's names
 SWAPPED = {
     **{"mean": "sum", "sum": "mean", "psum": "pmean", "maximum": "minimum", "minimum": "maximum", "max": "min"},
     **{"min": "max", "l2_loss": "squared_error", "eval": "train", "train": "eval"},
@@ -189,8 +190,19 @@ def operators(source: FileText, statement: ast.stmt) -> Iterator[Edit]:
     yield from factors(source, statement)
     for one in expressions(statement):
         if isinstance(one, ast.BinOp) and type(one.op) in INVERSE:
-            between = gap(one.left, one.right)
-            yield between, source.segment(between).replace(SYMBOLS[type(one.op)], INVERSE[type(one.op)])
+            yield _with_operator(source, one, INVERSE[type(one.op)])
+
+
+def operator(source: FileText, statement: ast.stmt, port: str, torch: str) -> Iterator[Edit]:
+    """Yield the reference's operator in place of the port's."""
+    for one in expressions(statement) if {port, torch} <= OPERATORS.keys() else ():
+        if isinstance(one, ast.BinOp) and isinstance(one.op, OPERATORS[port]):
+            yield _with_operator(source, one, SYMBOLS[OPERATORS[torch]])
+
+
+def _with_operator(source: FileText, operation: ast.BinOp, symbol: str) -> Edit:
+    between = gap(operation.left, operation.right)
+    return between, source.segment(between).replace(SYMBOLS[type(operation.op)], symbol)
 
 
 def factors(source: FileText, statement: ast.stmt) -> Iterator[Edit]:

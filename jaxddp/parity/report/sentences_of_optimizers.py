@@ -165,6 +165,7 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
         "the learning rate is {jax:number} at step {step}, the reference's {torch:number}; "
         "it differs at {differing} of {steps} steps"
     ),
+    "schedule_number": "{of}'s {key} {jax}, the reference has {torch}",
     "rate_differs_at": _rate_differs,
     "update_differs_at": (
         "the update< of {tensor}> differs first at step {step:,}, by no factor: a number of the optimizer other than "

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -127,9 +127,7 @@ class State:
     def replayed(self, index: int, twin: Twin, cost: int) -> Hit | None:
         """Return a hit by a value of the port in place of one of torch's, after which later values are equal."""
         changed = self.alignment.copy()
-        changed.forced[index] = twin
-        changed.arrays[index] = self.aligner.array(twin, self.torch[index].array)
-        changed.twins.pop(index, None)
+        self._force(changed, index, twin)
         of_torch = self.aligner.unequal(self.aligner.follow(changed))[0]
         if not self.follows(changed, of_torch, [index]):
             return None
@@ -150,11 +148,56 @@ class State:
 
     def zeros(self) -> Iterator[tuple[int, Twin]]:
         """Yield torch's values, the largest and the last first, each with a value of the port that is 0."""
-        zeros = {k for k in self._before if self.jax[k].is_zero}
         ordered = sorted(self.of_torch, key=lambda k: (self.torch[k].size, k), reverse=True)
-        for index in ordered if zeros else ():
-            for _, twin in itertools.islice(self._candidates(index, zeros), 1):
+        for index in ordered if self.zeros_of_port else ():
+            if twin := self._zero_of(index):
                 yield index, twin
+
+    @cached_property
+    def zeros_of_port(self) -> set[int]:
+        """Values of the port that are 0, and differ or are given to what does."""
+        return {k for k in self._before if self.jax[k].is_zero}
+
+    def _zero_of(self, index: int) -> Twin | None:
+        """Return the value of the port that is 0 and is made of what torch makes a value of; None: none can be it."""
+        zeros = (twin for _, twin in self._candidates(index, self.zeros_of_port))
+        return min(zeros, key=lambda twin: self._odd(index, twin), default=None)
+
+    def _odd(self, index: int, twin: Twin) -> int:
+        """Return the number of values of which only one side makes a value."""
+        given = self.torch.border(self.torch.before(index, self.of_torch) | {index})
+        inputs = {self.alignment.twins[k].jax for k in given if k in self.alignment.twins}
+        return len(inputs ^ self.jax.border(self._before[twin.jax] | {twin.jax}))
+
+    def vanished(self, indices: Sequence[int]) -> Hit | None:
+        """Return a hit by 0 in the place of all of some values of torch, if the losses are equal then."""
+        zeros = {k: self._zero_of(k) for k in indices if np.any(self.alignment.arrays[k])}
+        if not zeros or None in zeros.values():
+            return None
+        changed = self.alignment.copy()
+        for k, twin in zeros.items():
+            self._force(changed, k, twin)
+        later = self._after(zeros) & self.of_torch
+        if self.aligner.unequal(self.aligner.follow(changed))[0]:
+            return None
+        if not self._shows(changed, [k for k in later if np.any(changed.arrays[k])]):
+            return None
+        segments = tuple(self._vanishing(zeros))
+        strange = min(self._odd(k, twin) for k, twin in zeros.items())
+        return Hit(segments, max(len(segment.torch) for segment in segments), strange, changed, 0)
+
+    def _vanishing(self, zeros: Mapping[int, Twin]) -> Iterator[Segment]:
+        """Yield the segments of values of torch that are 0 in the port, one after the other."""
+        here = self
+        for k, twin in zeros.items():
+            regions = tuple(sorted(self.torch.before(k, here.of_torch))), tuple(sorted(here._before.get(twin.jax, ())))
+            yield Segment(*regions, (k, twin.jax), None, True, twin.order, self.torch[k].call)
+            here = State(self.aligner, here._with(self.torch[k].call, {k: twin}, ()))
+
+    def _force(self, alignment: Alignment, index: int, twin: Twin) -> None:
+        alignment.forced[index] = twin
+        alignment.arrays[index] = self.aligner.array(twin, self.torch[index].array)
+        alignment.twins.pop(index, None)
 
     def follows(self, changed: Alignment, of_torch: set[int], changed_values: Iterable[int]) -> bool:
         """Return whether later values are equal since some have changed, and these are no coincidences.
@@ -164,11 +207,18 @@ class State:
             of_torch: values that still differ.
             changed_values: indices of the values that have changed.
         """
-        sources = {*changed_values}
-        later = set().union(*(self.torch.after(k, range(len(self.torch))) for k in sources)) - sources
+        later = self._after(changed_values)
         if any(self._collapses(k, changed) for k in later):
             return False
-        equal = later & (self.of_torch - of_torch)
+        return self._shows(changed, later & (self.of_torch - of_torch))
+
+    def _after(self, indices: Iterable[int]) -> set[int]:
+        """Return the values of torch that are computed from some, without these."""
+        sources = {*indices}
+        return set().union(*(self.torch.after(k, range(len(self.torch))) for k in sources)) - sources
+
+    def _shows(self, changed: Alignment, equal: Iterable[int]) -> bool:
+        """Return whether values that have become equal are those of the port that differed, and no coincidences."""
         twins = [k for k in equal if k in changed.twins and changed.twins[k].jax in self.of_jax]
         telling = [self.jax[changed.twins[k].jax].is_telling for k in twins if self._is_float(k)]
         return bool(telling) and all(telling)
@@ -331,9 +381,7 @@ class State:
             if k in edges:
                 changed.edges[k, number] = twin
             else:
-                changed.forced[k] = twin
-                changed.arrays[k] = self.aligner.array(twin, self.torch[k].array)
-                changed.twins.pop(k, None)
+                self._force(changed, k, twin)
         return self.aligner.follow(changed)
 
     def _segments(

@@ -51,6 +51,7 @@ TRIALS_OF_PAIRS = 1000
 WORK = 2**28  # elements of the calls that are made in these
 MOST_CALLS = 12  # of a segment that gets a name
 MOST_PAIRS = 8  # of the port's numbers that are tried two at a time
+OTHER = "other_function"
 ADDED_TO = ("call_added", "factor", "addend")
 Changes = Callable[[Call], Iterable[Change]]
 
@@ -236,6 +237,8 @@ def _by_likelihood(
     of_port = {k for one in segments for k in (*one.jax, *location.jax.users[one.ends[1]])}
     numbers = {x for k in of_port for x in location.jax[k].numbers}
     yield [edit for edit in every if edit.change.fault == "number" and edit.given and edit.value in numbers]
+    made = {location.jax[one.ends[1]].name for one in segments if len(one.jax) == 1}
+    yield [edit for edit in every if edit.change.fault == OTHER and made & {one.jax for one in edit.change.values}]
     for fault in LEFT_OUT:  # what a call is given does the same as any function that returns it
         yield [edit for edit in every if edit.change.fault == fault]
     every = [edit for edit in every if edit.change.fault not in LEFT_OUT]

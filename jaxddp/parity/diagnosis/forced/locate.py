@@ -152,7 +152,22 @@ class Location:
         """Return what is 0 in the port, if the losses are equal then; None: nothing is."""
         zeros = itertools.islice(state.zeros(), MOST_ZEROS)
         replayed = (state.replayed(k, zero, len(self.torch)) for k, zero in zeros)
-        return next((hit for hit in replayed if hit and not hit.left), None)
+        found = next((hit for hit in replayed if hit and not hit.left), None)
+        if found is not None or not state.zeros_of_port:
+            return found
+        loops = itertools.islice(self._loops(state), MOST_ZEROS)
+        return min((hit for hit in map(state.vanished, loops) if hit), key=lambda hit: (hit.strange, hit.cost), default=None)
+
+    def _loops(self, state: State) -> Iterator[list[int]]:
+        """Yield the results of calls that are made several times, anywhere or at a line, some of which differ."""
+        at_lines, anywhere = defaultdict(list), defaultdict(list)
+        for number, call in enumerate(self.loss.calls):
+            if len(self.torch.outputs[number]) == 1:
+                at_lines[call.words, call.line, call.place] += self.torch.outputs[number]
+                anywhere[call.words] += self.torch.outputs[number]
+        for indices in dict.fromkeys(map(tuple, [*anywhere.values(), *at_lines.values()])):
+            if len(indices) > 1 and not state.of_torch.isdisjoint(indices):
+                yield [*indices]
 
     def _given_otherwise(self, state: State) -> Hit | None:
         """Return the arguments of a function after which the fewest values differ; None: there are none."""
