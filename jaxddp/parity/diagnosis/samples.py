@@ -6,12 +6,13 @@ from functools import partial
 
 import numpy as np
 
-from jaxddp.parity.deviation import Deviation, Statement
+from jaxddp.parity.deviation import Deviation, Statement, Value
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.fingerprints import IDS, Fingerprints, differing_share, differing_shares, identifying, together
 
 Expectation = Callable[[int], Fingerprints | None]  # step -> what the JAX side would be given; None: not known
 
+OTHER_VALUES = "other_values"
 ONE_ENTRY = (
     "same_dropout_mask",
     "aliased_buffers",
@@ -40,6 +41,8 @@ def explain_samples(evidence: SampleEvidence) -> Ruling:
 
     A hypothesis's residual is the share of examples that it leaves unexplained.
     """
+    if (size := _other_size(evidence)) is not None:
+        return Ruling((size,), None)
     evidence = _identified(evidence)
     hypotheses = [_tried(evidence, *hypothesis) for hypothesis in _expectations(evidence)]
     if lengths := _cut_off(evidence):
@@ -48,6 +51,16 @@ def explain_samples(evidence: SampleEvidence) -> Ruling:
             Hypothesis((Deviation("padding_or_dropping", Statement("epoch_cut")),), 0.0, measured=measured)
         )
     return decide([hypothesis for hypothesis in hypotheses if hypothesis is not None], floor=0.0)
+
+
+def _other_size(evidence: SampleEvidence) -> Hypothesis | None:
+    """Return the fault that a batch has another number of examples; None: no batch has."""
+    sizes = ((_size(of_jax), _size(of_torch)) for of_jax, of_torch in zip(evidence.jax, evidence.torch, strict=True))
+    step, (jax, torch) = next(((n, pair) for n, pair in enumerate(sizes, 1) if pair[0] != pair[1]), (0, (0, 0)))
+    if not step:
+        return None
+    what, values = Statement("other_batch_size", jax=jax, torch=torch), (Value(f"{jax}", f"{torch}"),)
+    return Hypothesis((Deviation(OTHER_VALUES, what, values),), 0.0, measured=f"the batches of step {step}")
 
 
 def _identified(evidence: SampleEvidence) -> SampleEvidence:

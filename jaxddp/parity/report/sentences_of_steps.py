@@ -77,6 +77,7 @@ def _held_types(tensor: str, moment: str, others: int, jax: str, torch: str) -> 
 
 SENTENCES: Mapping[str, str | Callable[..., str]] = {
     # Samples.
+    "other_batch_size": "{jax} examples per replica, the reference has {torch}",
     "epoch_cut": "the examples at the end of an epoch: cut off on one side, filled up on the other",
     "first_epochs_order": "every epoch has the order of the first",
     "epoch_begins_again": "from step {step} on, the epoch is read from its beginning again",

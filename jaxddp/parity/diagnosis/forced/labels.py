@@ -38,6 +38,7 @@ from jaxddp.parity.diagnosis.forward.several_calls import (
     with_gradient,
 )
 from jaxddp.parity.diagnosis.forward.sites import patches_of
+from jaxddp.parity.diagnosis.forward.substitutes import FAULT as EXPRESSION
 from jaxddp.parity.diagnosis.forward.substitutes import substitutes
 from jaxddp.parity.diagnosis.search.decide import is_plain
 from jaxddp.parity.diagnosis.search.fault_search import Search, confirm
@@ -244,6 +245,7 @@ def _by_likelihood(
     every = [edit for edit in every if edit.change.fault not in LEFT_OUT]
     for rank in sorted({*map(_rank, every)}):
         best = [edit for edit in every if _rank(edit) == rank]
+        best = [edit for edit in best if edit.change.fault != EXPRESSION] or best  # a name says more
         loose = [edit for edit in best if edit.change.fault in LOOSE]
         if len(loose) > 1:
             yield _of_loose(location, segments, loose)

@@ -164,6 +164,9 @@ def _of_call_left_out(location: Location, place: Sequence[Segment], number: int)
     following = twins[later[0]].jax if later[0] in twins and not is_joined else 0
     after = following if following > value else after
     user = _user(jax, value, after)
+    if user is None and jax[value].name == SLICE:  # torch loops over what the port computes at once
+        made = (k for k in sorted(torch.after(torch.outputs[number][0], range(len(torch)))) if k in twins)
+        user = _user(jax, jax[value].inputs[0], next((twins[k].jax for k in made), after))
     if location.loss.calls[number].within is not None and len(node.inputs) == 1:  # the port's function is the layer
         return Lines(_of_layer(jax, value, user), node.line)
     return None if user is None or user.line is None else Lines(user.line, node.line)

@@ -437,9 +437,14 @@ class Location:
         return min(trials, MOST_ELEMENTS // (1 + sum(node.size for node in self.torch)))
 
     def _places(self, state: State) -> list[list[int]]:
-        """Return the calls that differ, those that are made several times together; first those with equal inputs."""
+        """Return the calls that differ, those that are made several times together; first those with equal inputs.
+
+        Those by which a differing value is made of an equal one, and which do nothing, as a product by 1, come last.
+        """
         places = defaultdict(list)
-        for number in dict.fromkeys([*self._origins(state), *calls_of(self.torch, state.of_torch)]):
+        idle = (k for k in sorted(self.torch.border(state.of_torch)) if self.torch.moves[k] and self.torch[k].numbers)
+        after = [self.torch[k].call for k in idle if self.torch[k].call != ARGUMENT]
+        for number in dict.fromkeys([*self._origins(state), *calls_of(self.torch, state.of_torch), *after]):
             call = self.loss.calls[number]
             places[call.words, call.line, call.place].append(number)
         return [*places.values()]

@@ -17,7 +17,8 @@ INFIX = {
 }
 SWAPPED = {"rsub": "-", "__rsub__": "-", "__rdiv__": "/", "__rpow__": "**", "__rmul__": "*"}
 WORDS = {"+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow", "@": "matmul"}
-COMMUTATIVE = ("+", "*")
+COMMUTATIVE = ("+", "*", "maximum", "minimum")
+BOUNDS = {"max=": "minimum", "min=": "maximum"}  # an option of torch's clamp -> the function that it is then
 NARROW = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # types of few bits, and their relative rounding
 LONGEST, LONGEST_ADDED = 40, 160  # characters of an operand that a label says, and of what is added
 
@@ -137,10 +138,18 @@ def _pairings(jax: Tree, torch: Tree) -> Iterator[list[tuple[Tree, Tree]]]:
 
 
 def _plain(tree: Tree) -> Tree:
-    """Return an expression with squares as powers, and the operands of sums and products in one order."""
+    """Return an expression with squares as powers, bounds as minima, and the operands of sums in one order.
+
+    >>> x = Tree("x", value=0)
+    >>> _plain(Tree("clamp", (x, Tree("max=5")))) == _plain(Tree("minimum", (x, Tree("5"))))
+    True
+    """
     operands = tuple(map(_plain, tree.operands))
     if tree.function == "square":
         return Tree("**", (*operands, Tree("2")), at=tree.at, shown=f"{tree}")
+    if tree.function in ("clamp", "clip") and len(operands) == 2 and operands[1].function[:4] in BOUNDS:
+        bound = Tree(operands[1].function[4:])
+        return Tree(BOUNDS[operands[1].function[:4]], (operands[0], bound), at=tree.at, shown=f"{tree}")
     ordered = tuple(sorted(operands, key=str)) if tree.function in COMMUTATIVE else operands
     return Tree(tree.function, ordered, tree.value, tree.at, f"{tree}")
 

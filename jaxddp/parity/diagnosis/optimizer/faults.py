@@ -38,7 +38,7 @@ OPTIONS = {
     "initial_accumulator_value": "adagrad_accumulator",
 }
 FLAGS = {"nesterov": "nesterov", "amsgrad": "amsgrad", "centered": "rmsprop_centred"}
-EPS_STARTS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
+EPS_STARTS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0)
 SHARES = ("momentum", "betas", "alpha", "rho")  # options near 1, where 1 - x counts
 
 
