@@ -20,7 +20,7 @@ from jaxddp.parity.operations import Lines, OptimizerLines
 from jaxddp.parity.torch_side.optimizer_line import TorchOptimizerLine
 from jaxddp.parity.user_code.homes import home_of
 from jaxddp.parity.user_code.line_values import first_apart
-from jaxddp.parity.user_code.stated import call_in, returned_at
+from jaxddp.parity.user_code.stated import call_in, is_of_function, returned_at
 
 # Functions of each side; a port has one of them. MEAN: the mean over the replicas in a `jax_step`.
 SAMPLES = ("jax_batch", "batch"), ("torch_batch", "batch")
@@ -129,6 +129,20 @@ def with_loss_lines(evidence: Evidence, searches: InterruptibleSearches, ruling:
     if ruling is not None and any(OTHER_VALUES in one.faults for one in ruling.named):
         ruling = with_batch_lines(evidence, searches, ruling, OTHER_VALUES.__eq__)
     return with_function_lines(evidence, searches, ruling, LOSS)
+
+
+def with_buffer_line(evidence: Evidence, searches: InterruptibleSearches, ruling: Ruling | None) -> Ruling | None:
+    """Put the line that makes a buffer's next value in place of one of the same function of the port."""
+    located = evidence.judgement.first["buffers"]
+    if ruling is None or not ruling.lines:
+        return ruling
+    program = read_program(evidence, searches, located.tensor, located.step - 1, 0)
+    lines = [node.line for node in (program and program.graph) or () if node.line is not None]
+
+    def made(of_fault: Lines) -> Lines:
+        return Lines(lines[-1], of_fault.torch) if lines and is_of_function(of_fault.jax, lines[-1]) else of_fault
+
+    return replace(ruling, lines=tuple(map(made, ruling.lines)))
 
 
 def with_batch_lines(

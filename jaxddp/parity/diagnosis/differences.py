@@ -23,6 +23,7 @@ from jaxddp.parity.diagnosis.cause_lines import (
     explain_forward,
     read_program,
     with_batch_lines,
+    with_buffer_line,
     with_function_lines,
     with_loss_lines,
     with_optimizer_lines,
@@ -237,6 +238,7 @@ def _explain_model(
             differences.append(replace(one, layer=layer, detail=joined(detail, "" if one.cause else casts)))
     # Buffers whose difference has no cause follow the model's difference.
     if "buffers" in first and (not stages or (of_buffers is not None and of_buffers.named)):
+        of_buffers = with_buffer_line(evidence, searches, of_buffers)
         of_buffers = with_function_lines(evidence, searches, of_buffers, STEP)
         differences += as_differences(evidence, "buffers", of_buffers)
     return differences

@@ -52,7 +52,7 @@ class ReadLoss:
         start: initial weights of the reference.
         reference: folder of the reference's records.
         step, rank: step (from 0) and rank whose first micro-batch is the input.
-        loss: the loss of a `MultiLossStep` that is read, or the parameter, by torch's name, whose next value is.
+        loss: the loss that is read, or the buffer, or parameter of a `MultiLossStep`, whose next value is.
         backward: values also have their cotangents, unless the program is a large one.
         needed: of a large program, indices of the values that are read as arrays and not as moments.
     """
@@ -85,7 +85,7 @@ class ReadLoss:
             # A loss that cannot be traced for a single replica, or has no equations, is explained without them.
             with side.lifting(), contextlib.suppress(Exception):
                 loss = TracedLoss(
-                    lambda *values: _results(side, step, *values)[self.loss],
+                    lambda *values: _result(self.loss, side, step, *values),
                     arguments(weights, self.rank),
                     self.needed,
                 )
@@ -102,17 +102,22 @@ class ReadLoss:
         return near | turned
 
 
-def _results(
-    side: JaxSide, step: Any, params: Params, buffers: Buffers, batch: Batch, *gradients: Params
-) -> dict[str, jax.Array]:
-    """Return a step's losses by name; also the new parameters of a `MultiLossStep`, in a first step with gradients."""
+def _result(
+    name: str, side: JaxSide, step: Any, params: Params, buffers: Buffers, batch: Batch, *gradients: Params
+) -> jax.Array:
+    """Return a step's loss, or what a buffer is after it, by torch's name.
+
+    Of a `MultiLossStep`, also what a parameter is after a first step with gradients.
+    """
     if not isinstance(step, MultiLossStep):
-        sums: dict[str, jax.Array] = step.loss(params, buffers, batch)[0]
-        return sums
+        sums, after = step.loss(params, buffers, batch)
+        result: jax.Array = sums[name] if name in sums else side.to_torch(after, library=jnp)[name]
+        return result
     state = step.init(params, buffers)
     state = replace(state, opt_state=step.forced(state.opt_state, *gradients))
     stages = step(state, MicroBatches(None, batch))[2]
-    return {**stages["local_loss"], **side.to_torch(stages["params"], library=jnp)}
+    losses: dict[str, jax.Array] = stages["local_loss"]
+    return losses[name] if name in losses else side.to_torch(stages["params"], library=jnp)[name]
 
 
 NEAR, TURNED = WAYS

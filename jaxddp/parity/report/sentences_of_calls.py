@@ -98,6 +98,7 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     "shape_left_out": "{call} left out< of {of}>: shape {jax} instead of {torch}",
     "call_left_out": "{call}< by {by}> left out< of {of}>",
     "flip_left_out": "flip left out: the direction backwards reads forwards",
+    "of_step_before": "<{of:tensor} of >the step before in {call}",
     "operand_left_out": "{operands:and} left out of {call}< by {by}>",
     "call_by": "{call}< by {by:and}>",
     "calls_left_out": "{calls:and} left out",

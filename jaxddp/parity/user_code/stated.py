@@ -115,6 +115,15 @@ def returned_at(line: SourceLine | None) -> SourceLine | None:
     return SourceLine(line.path, last_return(function))
 
 
+def is_of_function(line: SourceLine | None, other: SourceLine) -> bool:
+    """Return whether two lines are of one function."""
+    text = text_of(line)
+    if text is None or line is None or line.path != other.path:
+        return False
+    function = text.function_at(line.number)
+    return function is not None and function is text.function_at(other.number)
+
+
 def renamed_at(line: SourceLine | None) -> SourceLine | None:
     """Return the only later line of its function that gives what a line computes another name; else the line itself.
 

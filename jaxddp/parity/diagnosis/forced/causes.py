@@ -254,9 +254,9 @@ class Naming:
         planted = with_names(self._location, place, names)
         if not all(holds(self._location, planted, other) for other in self._others):
             return False
-        # Of whole numbers, such as the k of topk, few are tried.
-        whole = [name for name in names if name.change.fault == "number" and name.value is None]
-        may_collapse = any(name.change.fault in MAY_COLLAPSE for name in names if name not in whole)
+        # Of whole numbers, such as the k of topk, few are tried; a loop may begin with 0.
+        sure = [name for name in names if (name.change.fault == "number" and name.value is None) or _is_of_loop(name)]
+        may_collapse = any(name.change.fault in MAY_COLLAPSE for name in names if name not in sure)
         return not may_collapse or not collapses(self._location, planted)
 
     def _together(self, alike: Sequence[CallEdit]) -> CallEdit:
@@ -316,6 +316,11 @@ class Naming:
         elif not calls:
             kind, by = ("call_added", "added") if is_added else ("other_operand", "")
         return Description(kind, what.but(by=by) if what is not None and by else what), code
+
+
+def _is_of_loop(name: CallEdit) -> bool:
+    """Return whether a fault gives the calls of a loop results of other steps."""
+    return len(name.sites) > 1 and bool(name.change.needs)
 
 
 def _different(faults: Sequence[LocatedFault]) -> Iterator[LocatedFault]:

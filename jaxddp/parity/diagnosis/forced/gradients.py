@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxddp.parity.deviation import Statement
+from jaxddp.parity.deviation import Statement, as_code
 from jaxddp.parity.diagnosis.forced.align import PortValues, Twin
 from jaxddp.parity.diagnosis.forced.causes import MOST_NAMES, LocatedFault
 from jaxddp.parity.diagnosis.forced.labels import Edits
@@ -15,10 +15,12 @@ from jaxddp.parity.diagnosis.forward.calls import CallEdit
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.graph import ARGUMENT, Graph
 from jaxddp.parity.operations import Lines, SegmentText, SourceLine
+from jaxddp.parity.user_code.stated import renamed_at, stating
 
 NEAR = 1e-10  # of cotangents, relative to the largest; measured: equal ones differ by up to 4e-14
 MOST_FAULTS = 12
 MOST_WITHIN = 100  # faults that are tried elsewhere than at the last value that differs
+PRODUCTS = ("mul", "div")
 STOPPED, LET_THROUGH = "stop_gradient", "gradient_not_stopped"
 
 
@@ -108,6 +110,8 @@ class GradientSearch:
         self._planted = self._planted_with(edits[0])
         fault, number = edits[0].change.fault, self._numbers(edits[0])[-1]
         text = self._text(origin, number, fault)
+        if edits[0].value is not None and (line := self._line_with(origin, edits[0].value)):
+            text = replace(text, lines=Lines(line, text.lines.torch))
         self.faults.append(LocatedFault((*edits,), fault, edits[0].statements[0], text, self._loss.calls[number]))
 
     def _force(self, origin: int, consumer: int) -> bool:
@@ -204,7 +208,20 @@ class GradientSearch:
         while later and (set(later) <= {origin} or self._values_alike(later[0], origin)):
             later = self._torch.users[later[0]]
         alike = [twin.jax for k in later for twin in self._port.twins_of(self._torch[k].array)]
-        return next((self._jax[k].line for k in reversed(alike) if self._jax[k].line is not None), None)
+        line = next((self._jax[k].line for k in reversed(alike) if self._jax[k].line is not None), None)
+        made = next((node.line for node in equal_nodes if node.line is not None), None)
+        other_name = renamed_at(made)
+        return other_name if fault == LET_THROUGH and other_name != made else line
+
+    def _line_with(self, origin: int, value: float) -> SourceLine | None:
+        """Return the port's line that multiplies what it makes of a value by a number; None: none does."""
+        made = [self._jax.after(twin.jax, range(len(self._jax))) for twin in self._twins[origin]]
+        factors = [x for x in (value, 1 / value if value else value) if abs(x) != 1]
+        products = (k for k in sorted(set().union(*made)) if self._jax[k].name in PRODUCTS)
+        having = [k for k in products if any(np.isclose(x, factors, rtol=NEAR).any() for x in self._jax[k].numbers)]
+        lines = [line for k in having if (line := self._jax[k].line) is not None]
+        # A mean divides by its number of elements, which its line does not state.
+        return next((line for x in factors if (line := stating(lines, as_code(x)))), lines[0] if lines else None)
 
     def _values_alike(self, index: int, origin: int) -> bool:
         return {twin.jax for twin in self._twins.get(index, ())} == {twin.jax for twin in self._twins[origin]}

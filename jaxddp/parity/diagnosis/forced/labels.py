@@ -34,6 +34,7 @@ from jaxddp.parity.diagnosis.forward.several_calls import (
     chains_left_out,
     is_update,
     numbers_together,
+    of_step_before,
     updates_too_late,
     with_gradient,
 )
@@ -95,6 +96,10 @@ class Edits:
         """Yield a call left out, or an operand of it."""
         call = self.loss.calls[number]
         yield from map(single, ((call, one) for one in (*left_out(call), *operands_left_out(call, self.names_of_all))))
+
+    def of_loop(self, numbers: Sequence[int]) -> Iterator[CallEdit]:
+        """Yield the calls of a loop given what it has carried on from the step before."""
+        yield from of_step_before(self.loss.calls, numbers, self.names_of_all)
 
     def of_order(self, number: int) -> Iterator[CallEdit]:
         """Yield a call made after one that uses its result, instead of before."""
@@ -223,7 +228,7 @@ def labelled(
     # If several numbers do the same, none of them is likely to be what was written.
     every = [edit for edit in edited.values() if counted[edit.change.what, *edit.sites] == 1]
     every = [edit for edit in every if edit.value is None or edit.given or is_plain(edit.value)] or every
-    ordered = {edit for one in segments for edit in one.edits if edit.change.also or edit.change.setting}
+    ordered = {edit for one in segments for edit in one.edits if edit.change.setting or len(edit.sites) > 1}
     groups = [edit for edit in every if edit in ordered], *_by_likelihood(location, segments, every)
     true = (list(filter(is_true, group)) for group in groups)
     return next((group for group in true if group), [])

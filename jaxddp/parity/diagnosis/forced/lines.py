@@ -20,6 +20,7 @@ OF_ARGUMENTS = ("number", "other_index", "other_axis", "other_option", "other_ex
 WEIGHTED = ("cross_entropy", "nll_loss")  # the mean is their last operation
 PARTS = ("slice", "split", "chunk", "unbind", "transpose", "flip", "rev")  # what others take of a value
 JOINED = ("concatenate", "stack")
+CHOICE = "where"  # call that takes one of two values
 NEARBY = 40  # values before one, among which an equal one is looked for
 FOLLOWING = 60  # values after a segment, among which the one with a number is looked for
 PRODUCTS = ("@", "einsum", "linear", "tensordot", "conv")  # what may stand for each other
@@ -74,6 +75,8 @@ def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, ca
     is_of_shape = name.change.fault in LEFT_OUT and call.name in SHAPES  # the operation that broadcasts shows it
     if name.change.fault in LEFT_OUT and not is_planted and not is_of_shape:
         lines = _of_call_left_out(location, place, _number_of(location, call)) or lines
+    if name.change.fault in LEFT_OUT and call.name == CHOICE:
+        lines = Lines(_line_of_choice(location, call) or lines.jax, lines.torch)
     jax, value, twins = location.jax, name.value, location.alignment.twins
     indices = [k for one in place for k in (*one.jax, *(one.joined or one.ends)[1:])]
     is_of_mean = name.change.fault == "other_expression" and call.name in WEIGHTED
@@ -97,6 +100,15 @@ def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, ca
     if name.change.entry:
         lines = Lines(first_use(jax, name.change.entry) or lines.jax, lines.torch)
     return Lines(lines.jax, call.line or lines.torch)
+
+
+def _line_of_choice(location: Location, call: Call) -> SourceLine | None:
+    """Return the port's line that takes what torch's program uses of a choice that is made several times."""
+    torch, twins, calls = location.torch, location.alignment.twins, location.loss.calls
+    last = max(n for n, one in enumerate(calls) if (one.name, one.line) == (call.name, call.line))
+    chosen = torch.outputs[last][0]
+    user = next((k for k in torch.users[chosen] if k in twins), None)
+    return _used(location.jax, twins[chosen].jax, twins[user].jax).line if user and chosen in twins else None
 
 
 def _line_of_use(location: Location, of_torch: int) -> SourceLine | None:

@@ -47,6 +47,9 @@ class CallEdits(Protocol):
     def of_operands(self, number: int) -> Iterable[CallEdit]:
         """Return a call left out, or an operand of it."""
 
+    def of_loop(self, numbers: Sequence[int]) -> Iterable[CallEdit]:
+        """Return those of all calls of a loop at once."""
+
     def of_order(self, number: int) -> Iterable[CallEdit]:
         """Return those of when a call is made."""
 
@@ -314,7 +317,7 @@ class Location:
             edit: a fault of one call.
             hit: the other hit; None: less must differ than without the fault.
         """
-        if edit.change.needs:
+        if edit.change.needs and len(edit.sites) == 1:
             return None
         alike = [n for n, call in enumerate(self.loss.calls) if call.site in edit.sites]
         if len(edit.sites) == 1:
@@ -403,6 +406,7 @@ class Location:
         for numbers in self._places(state) if self._calls_edits is not None else ():
             if len(numbers) > 1:
                 yield from self._orders_of(numbers[0])
+                yield from self._calls_edits.of_loop(sorted(numbers)) if self._calls_edits is not None else ()
 
     def _edits_everywhere(self, state: State) -> Iterator[CallEdit]:
         """Yield faults of how entries of the batch are taken, and some of calls."""

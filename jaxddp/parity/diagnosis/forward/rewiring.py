@@ -62,6 +62,7 @@ ADDED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[str, ...]]] = {
 ORDERED = [name for name, (_, parts) in ADDED.items() if parts in (("rev",), ("sort",))]  # of any dtype
 NO_NAMES: Mapping[int, str] = {}
 Operands = Sequence[tuple[int, Name]]  # position and name of each operand of a call
+CONDITION = "the condition"  # of torch.where, that has no name
 JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 SHAPES = ("squeeze", "unsqueeze", "flatten", "unflatten", "reshape", "view")  # calls that change nothing but a shape
 ITSELF = ("__get__", "detach", "contiguous", "clone", "size", "dim", "to", "float", "double")
@@ -172,6 +173,8 @@ def operands_left_out(call: Call, names: Names) -> Iterator[Change]:
         for position, _ in operands:
             if call.args[position].shape == call.result.shape:
                 others = tuple(name for other, name in operands if other != position)
+                if call.name == "where":
+                    others = (names.get(id(call.args[0]), CONDITION), *others)
                 what = Statement("operand_left_out", operands=others, call=call.words, by="")
                 yield Change("operand_left_out", what, argument(position), tier=3)
 

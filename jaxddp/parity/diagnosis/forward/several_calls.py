@@ -9,7 +9,7 @@ from torch import Tensor
 
 from jaxddp.parity.deviation import Statement, Value, as_code, rounded
 from jaxddp.parity.diagnosis.forward.answers import argument, earlier, with_argument
-from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Name, Names, Proceed, Site, tensors_in
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, CallEdit, Change, Name, Names, Proceed, Site, tensors_in
 from jaxddp.parity.diagnosis.forward.edits import arguments_of
 from jaxddp.parity.diagnosis.forward.function_edits import is_number
 
@@ -109,6 +109,61 @@ def numbers_together(call: Call, numbers: Sequence[float]) -> Iterator[Change]:
             of_each = ((first, x, pair[0]), (second, y, pair[1]))
             values = tuple(Value(as_code(jax), as_code(torch), call.name, name) for name, torch, jax in of_each)
             yield Change("number", what, _with_both(one, other, pair), tier=2, values=values)
+
+
+def of_step_before(calls: Sequence[Call], loop: Sequence[int], names: Names) -> Iterator[CallEdit]:
+    """Yield calls of a loop that are given what the loop has carried on from the step before.
+
+    Args:
+        calls: all calls of the loss, in order.
+        loop: indices of the calls, one for each step.
+        names: id of a tensor -> what it is.
+    """
+    makers = {id(x): index for index, call in enumerate(calls) for x in tensors_in(call.result)}
+    of_modules: dict[str | None, list[int]] = {}
+    for k in loop:
+        of_modules.setdefault(calls[k].module, []).append(k)
+    call = calls[loop[0]]
+    for position, x in enumerate(call.args):
+        what = Statement("of_step_before", of=names.get(id(x), ""), call=call.words)
+        changes: dict[Site, Change] = {}
+        for numbers in of_modules.values():
+            for k, site in zip(numbers, _carried(calls, numbers, position, makers), strict=False):
+                answer = _of_site(position, site)
+                changes[calls[k].site] = Change("other_operand", what, answer, tier=3, needs=(site,))
+        if changes.keys() >= {calls[k].site for k in loop}:
+            yield CallEdit(changes[call.site], frozenset(changes), changes=changes)
+
+
+def _carried(calls: Sequence[Call], loop: Sequence[int], position: int, makers: Mapping[int, int]) -> list[Site]:
+    """Return for each step of a loop the call that makes what it carries on to there; []: it carries nothing on."""
+    values = [calls[k].args[position] for k in loop]
+    made = [makers[id(x)] for x in values if id(x) in makers]
+    if len({*made}) < len(loop) or len(loop) < 2:
+        return []
+    before = _first_carried(calls, made, values[0])
+    return [] if id(before) not in makers else [calls[makers[id(x)]].site for x in (before, *values[:-1])]
+
+
+def _first_carried(calls: Sequence[Call], made: Sequence[int], value: Tensor) -> Tensor | None:
+    """Return what a loop's first step is given where its second is given a value of the first; None: nowhere."""
+    for k in range(made[0] + 1, made[1] + 1):
+        user = calls[k]
+        for position, x in enumerate(user.args):
+            first = next((one for one in calls[: made[0] + 1] if is_same_place(one, user)), None)
+            if x is value and first is not None and isinstance(first.args[position], Tensor):
+                return first.args[position]
+    return None
+
+
+def is_same_place(call: Call, other: Call) -> bool:
+    """Return whether two calls are made by one expression of a module."""
+    keys = ((one.module, one.words, one.line, one.place) for one in (call, other))
+    return next(keys) == next(keys)
+
+
+def _of_site(position: int, site: Site) -> Answer:
+    return lambda call, proceed, value: proceed(call.put(position, call.earlier(site)))
 
 
 def _with_both(one: int | str, other: int | str, pair: tuple[float, float]) -> Answer:
