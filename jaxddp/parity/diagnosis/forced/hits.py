@@ -164,10 +164,13 @@ class State:
         return min(zeros, key=lambda twin: self._odd(index, twin), default=None)
 
     def _odd(self, index: int, twin: Twin) -> int:
-        """Return the number of values of which only one side makes a value."""
+        """Return the number of values of which only one side makes a value; any 0 may be any other one."""
         given = self.torch.border(self.torch.before(index, self.of_torch) | {index})
-        inputs = {self.alignment.twins[k].jax for k in given if k in self.alignment.twins}
-        return len(inputs ^ self.jax.border(self._before[twin.jax] | {twin.jax}))
+        of_jax = self.jax.border(self._before.get(twin.jax, set()) | {twin.jax})
+        twins = [self.alignment.twins[k].jax for k in given if k in self.alignment.twins]
+        inputs, others = ({k for k in of if not self.jax[k].is_zero} for of in (twins, of_jax))
+        zeros = sum(not np.any(self.alignment.arrays[k]) for k in given), len(of_jax) - len(others)
+        return len(inputs ^ others) + abs(zeros[0] - zeros[1])
 
     def vanished(self, indices: Sequence[int]) -> Hit | None:
         """Return a hit by 0 in the place of all of some values of torch, if the losses are equal then."""
@@ -182,17 +185,19 @@ class State:
             return None
         if not self._shows(changed, [k for k in later if np.any(changed.arrays[k])]):
             return None
-        segments = tuple(self._vanishing(zeros))
-        strange = min(self._odd(k, twin) for k, twin in zeros.items())
-        return Hit(segments, max(len(segment.torch) for segment in segments), strange, changed, 0)
+        return self._vanishing(zeros)
 
-    def _vanishing(self, zeros: Mapping[int, Twin]) -> Iterator[Segment]:
-        """Yield the segments of values of torch that are 0 in the port, one after the other."""
-        here = self
-        for k, twin in zeros.items():
+    def _vanishing(self, zeros: Mapping[int, Twin]) -> Hit:
+        """Return a hit by values of torch that are 0 in the port, one after the other."""
+        here, segments, odd = self, list[Segment](), list[int]()
+        for k, first in zeros.items():
+            twin = here._zero_of(k) or first
             regions = tuple(sorted(self.torch.before(k, here.of_torch))), tuple(sorted(here._before.get(twin.jax, ())))
-            yield Segment(*regions, (k, twin.jax), None, True, twin.order, self.torch[k].call)
+            segments.append(Segment(*regions, (k, twin.jax), None, True, twin.order, self.torch[k].call))
+            odd.append(here._odd(k, twin))
             here = State(self.aligner, here._with(self.torch[k].call, {k: twin}, ()))
+        cost = max(len(segment.torch) for segment in segments)
+        return Hit(tuple(segments), cost, sum(odd), here.alignment, len(here.of_torch))
 
     def _force(self, alignment: Alignment, index: int, twin: Twin) -> None:
         alignment.forced[index] = twin

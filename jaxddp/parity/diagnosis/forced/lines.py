@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from jaxddp.parity.diagnosis.forced.arguments import calling_line
-from jaxddp.parity.diagnosis.forced.expressions import MOVES, NAMES
+from jaxddp.parity.diagnosis.forced.expressions import IDLE, MOVES, NAMES
 from jaxddp.parity.diagnosis.forced.locate import Location
 from jaxddp.parity.diagnosis.forced.segments import CONSTANT, Segment
 from jaxddp.parity.diagnosis.forced.trees import INFIX
@@ -54,11 +54,27 @@ def _lines_of(location: Location, place: Sequence[Segment]) -> Lines:
 
 def _line_of_zero(graph: Graph, index: int) -> SourceLine | None:
     """Return the line at which a value, all of whose elements are 0, is first 0; None: it is not, or begins so."""
-    if not graph[index].is_zero or not graph[index].inputs:
+    return _line_of_uniform(graph, index) if graph[index].is_zero else None
+
+
+def _line_of_uniform(graph: Graph, index: int) -> SourceLine | None:
+    """Return the line at which a value all of whose elements are one number is first that; None: it begins so."""
+    if not graph[index].inputs:
         return None
-    while (source := next((k for k in graph[index].inputs if graph[k].is_zero and graph[k].inputs), None)) is not None:
+
+    def earlier(k: int) -> bool:
+        return bool(graph[k].inputs) and _number(graph[k]) == _number(graph[index]) is not None
+
+    while (source := next(filter(earlier, graph[index].inputs), None)) is not None:
         index = source
     return graph[index].line
+
+
+def _number(node: Node) -> float | None:
+    """Return the number that all elements of a float are; None: they differ, or are unknown."""
+    m = node.moments
+    is_float = node.array is not None and node.array.dtype.kind == "f"
+    return m.least if m is not None and is_float and m.finite and m.least == m.largest else None
 
 
 def _line_of_idle(graph: Graph, index: int) -> SourceLine | None:
@@ -179,9 +195,20 @@ def _of_call_left_out(location: Location, place: Sequence[Segment], number: int)
     if user is None and jax[value].name == SLICE:  # torch loops over what the port computes at once
         made = (k for k in sorted(torch.after(torch.outputs[number][0], range(len(torch)))) if k in twins)
         user = _user(jax, jax[value].inputs[0], next((twins[k].jax for k in made), after))
+    if user is not None and (idle := _idle_before(jax, user, value)) is not None:
+        return Lines(idle, node.line)
     if location.loss.calls[number].within is not None and len(node.inputs) == 1:  # the port's function is the layer
         return Lines(_of_layer(jax, value, user), node.line)
     return None if user is None or user.line is None else Lines(user.line, node.line)
+
+
+def _idle_before(graph: Graph, user: Node, value: int) -> SourceLine | None:
+    """Return the line of what does nothing to a value before it is used, as ones by which it is multiplied."""
+    given = (graph[k] for k in user.inputs if k != value and graph[k].is_near(graph[value]))
+    for node in (node for node in (user, *given) if node.name in IDLE):
+        others = (k for k in node.inputs if _number(graph[k]) is not None)
+        return next((line for k in others if (line := _line_of_uniform(graph, k))), node.line)
+    return None
 
 
 def _of_layer(graph: Graph, value: int, user: Node | None) -> SourceLine | None:

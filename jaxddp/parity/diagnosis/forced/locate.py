@@ -156,10 +156,10 @@ class Location:
         zeros = itertools.islice(state.zeros(), MOST_ZEROS)
         replayed = (state.replayed(k, zero, len(self.torch)) for k, zero in zeros)
         found = next((hit for hit in replayed if hit and not hit.left), None)
-        if found is not None or not state.zeros_of_port:
+        if not state.zeros_of_port or (found is not None and len(found.segments[0].torch) <= CHEAP):
             return found
         loops = itertools.islice(self._loops(state), MOST_ZEROS)
-        return min((hit for hit in map(state.vanished, loops) if hit), key=lambda hit: (hit.strange, hit.cost), default=None)
+        return min(filter(None, map(state.vanished, loops)), key=lambda hit: hit.strange + hit.cost, default=found)
 
     def _loops(self, state: State) -> Iterator[list[int]]:
         """Yield the results of calls that are made several times, anywhere or at a line, some of which differ."""

@@ -103,7 +103,9 @@ def difference(jax: Tree, torch: Tree, call: str = "") -> Description | None:
     apart = min(_pairings(jax, torch), key=len)
     if len(apart) == 1:
         found = difference(*apart[0], _word(torch))
-        return found and found._replace(at=(_first(found.at[0], jax.at), _first(found.at[1], torch.at)))
+        if found is None or found.fault == "call_added":  # torch's line is where it gives the value another name
+            return found
+        return found._replace(at=(_first(found.at[0], jax.at), _first(found.at[1], torch.at)))
     if apart and {*jax.operands} == {*torch.operands}:
         return Description("other_order", Statement("operands_reversed", call=_word(torch)), at=(jax.at, torch.at))
     return None

@@ -150,9 +150,9 @@ def free_rates(evidence: OptimizerEvidence, program: OptimizerProgram) -> Hypoth
         worst = max(worst, *residuals(step.update, {name: factor * x for name, x in predicted.items()}).values())
     rates, expected = np.array(found), column[np.clip(program.index, 0, len(column) - 1)]
     differs = ~np.isclose(rates, expected, rtol=STRAIGHT, atol=STRAIGHT * peak)
-    if not differs.any() or rates.min() < -STRAIGHT * peak or _are_scaled(rates, expected, peak):
+    if not differs.any() or _are_scaled(rates, expected, peak):
         return None
-    if _are_skipped(differs & (rates <= STRAIGHT * peak)):
+    if _are_skipped(differs & (np.abs(rates) <= STRAIGHT * peak)):
         return None
     first, count = int(differs.argmax()), int(differs.sum())
     jax, torch = float(rates[first]), float(expected[first])
