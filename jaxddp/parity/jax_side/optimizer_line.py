@@ -102,8 +102,7 @@ def line_of_schedule(optimizer: optax.GradientTransformation, params: Any) -> So
 
 
 def idle_lines(graph: Graph) -> set[SourceLine]:
-    """Return lines all of whose values are left out: they only make branches that no `where` of numbers takes.
-    """
+    """Return lines all of whose values are left out: they only make branches that no `where` of numbers takes."""
     needed, waiting = {graph.end}, [graph.end]
     while waiting:
         node = graph[waiting.pop()]

@@ -174,8 +174,9 @@ class State:
 
     def vanished(self, indices: Sequence[int]) -> Hit | None:
         """Return a hit by 0 in the place of all of some values of torch, if the losses are equal then."""
-        zeros = {k: self._zero_of(k) for k in indices if np.any(self.alignment.arrays[k])}
-        if not zeros or None in zeros.values():
+        values = [k for k in indices if np.any(self.alignment.arrays[k])]
+        zeros = {k: twin for k in values if (twin := self._zero_of(k)) is not None}
+        if not zeros or len(zeros) < len(values):
             return None
         changed = self.alignment.copy()
         for k, twin in zeros.items():

@@ -243,8 +243,9 @@ def _by_likelihood(
     of_port = {k for one in segments for k in (*one.jax, *location.jax.users[one.ends[1]])}
     numbers = {x for k in of_port for x in location.jax[k].numbers}
     yield [edit for edit in every if edit.change.fault == "number" and edit.given and edit.value in numbers]
-    alone = (one for one in segments if all(k == one.ends[1] or location.jax[k].is_zero for k in one.jax) and one.jax)
-    made = {location.jax[one.ends[1]].name for one in alone}
+    ends = {one.ends[1]: one.jax or [k for k in (one.ends[1],) if location.jax[k].is_zero] for one in segments}
+    alone = {end for end, of in ends.items() if of and all(k == end or location.jax[k].is_zero for k in of)}
+    made = {location.jax[end].name for end in alone}
     yield [edit for edit in every if edit.change.fault == OTHER and made & {one.jax for one in edit.change.values}]
     for fault in LEFT_OUT:  # what a call is given does the same as any function that returns it
         yield [edit for edit in every if edit.change.fault == fault]

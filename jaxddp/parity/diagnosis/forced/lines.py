@@ -33,6 +33,8 @@ def lines_of(location: Location, place: Sequence[Segment]) -> Lines:
     lines, (t, j), jax = _lines_of(location, place), place[-1].ends, location.jax
     is_left_out = any(one.torch for one in place) and all(jax[k].name in MOVES for one in place for k in one.jax)
     idle = _line_of_idle(jax, j) if is_left_out else None
+    if jax[j].is_zero and not jax[j].inputs and place[-1].joined:  # what the port uses may be another 0
+        idle = _used(jax, j, place[-1].joined[1]).line
     return Lines(_line_of_zero(jax, j) or idle or lines.jax, _line_of_zero(location.torch, t) or lines.torch)
 
 

@@ -163,7 +163,8 @@ class Location:
 
     def _loops(self, state: State) -> Iterator[list[int]]:
         """Yield the results of calls that are made several times, anywhere or at a line, some of which differ."""
-        at_lines, anywhere = defaultdict(list), defaultdict(list)
+        at_lines = defaultdict[object, list[int]](list)
+        anywhere = defaultdict[object, list[int]](list)
         for number, call in enumerate(self.loss.calls):
             if len(self.torch.outputs[number]) == 1:
                 at_lines[call.words, call.line, call.place] += self.torch.outputs[number]

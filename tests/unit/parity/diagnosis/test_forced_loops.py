@@ -142,3 +142,57 @@ def test_a_factor_that_is_left_out_of_a_cell_is_named_at_its_line(with_candidate
         "new = (1 - update) * candidate if with_candidate else 1 - update",
         "h = new + update * h",
     )
+
+
+class Recurrence(nn.Module):
+    """A state that is carried on, and read at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.read = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+
+
+def torch_loss_of_states(model: Recurrence, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    state, outputs = torch.zeros(BATCH, WIDTH), list[Tensor]()
+    for t in range(TIME):
+        state = 0.5 * state + torch.tanh(model.inner(batch["states"][:, t]))
+        outputs.append(model.read(state * batch["states"][:, t]))
+    return {"loss": torch.stack(outputs, 1).square().mean()}
+
+
+def faults_of_states(advance: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]) -> list[LocatedFault]:
+    """Return the faults of a port whose step returns the new state and the state that is read."""
+    torch.manual_seed(0)
+    batch = {"states": np.random.default_rng(0).normal(size=(BATCH, TIME, WIDTH))}
+
+    def jax_loss(p: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> jax.Array:
+        def step(state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            inner = jnp.tanh(x @ p["inner.weight"].T + p["inner.bias"][None])
+            state, seen = advance(state, inner)
+            return state, seen * x @ p["read.weight"].T + p["read.bias"][None]
+
+        outputs = jax.lax.scan(step, jnp.zeros((BATCH, WIDTH)), batch["states"].swapaxes(0, 1))[1]
+        return jnp.square(outputs).mean()
+
+    return faults_of(Recurrence().double(), torch_loss_of_states, jax_loss, batch)
+
+
+def after(state: jax.Array, inner: jax.Array) -> jax.Array:
+    return 0.5 * state + inner
+
+
+def test_a_state_that_is_read_after_its_update_has_no_fault() -> None:
+    assert faults_of_states(lambda state, inner: (after(state, inner),) * 2) == []
+
+
+def test_a_state_that_is_read_before_its_update_is_named_so() -> None:
+    [fault] = faults_of_states(lambda state, inner: (after(state, inner), state))
+    assert [line(name) for name in fault.names] == ["state of the step before in mul"]
+    assert len(fault.names[0].sites) == TIME
+
+
+def test_a_state_that_stays_0_is_found_where_it_becomes_0() -> None:
+    """No single 0 makes the losses equal: the sum is 0 at each step, and its factors are not."""
+    [fault] = faults_of_states(lambda state, inner: (state * inner,) * 2)
+    assert fault.text.lines.torch is not None and fault.text.lines.torch.text.startswith("state = 0.5 * state")
+    assert fault.text.lines.jax is not None and "state * inner" in fault.text.lines.jax.text

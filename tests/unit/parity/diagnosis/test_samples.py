@@ -179,3 +179,13 @@ def test_beside_ids_values_may_differ_but_not_change_places() -> None:
     (named,) = ruling.named
     assert named.faults == ("neighbours_values",)
     assert line(named) == 'each example of replica 1 has the next one\'s values (only the "y")'
+
+
+def test_a_batch_of_another_size_is_named_by_both_sizes() -> None:
+    def twice(step: int) -> Fingerprints:
+        return {name: np.concatenate([ids, ids], 1) if step else ids for name, ids in right(step).items()}
+
+    (named,) = ruling_of(right, twice).named
+    size = len(examples(0)[0])
+    assert line(named) == f"{2 * size} examples per replica, the reference has {size}"
+    assert named.measured == "the batches of step 2"

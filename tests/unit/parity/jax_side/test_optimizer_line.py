@@ -4,7 +4,8 @@ import optax
 import pytest
 from jax import numpy as jnp
 
-from jaxddp.parity.jax_side.optimizer_line import line_of_schedule
+from jaxddp.parity.jax_side.optimizer_line import idle_lines, line_of_schedule
+from jaxddp.parity.jax_side.value_graph import graph_of
 
 PARAMS = {"w": jnp.ones(3)}
 
@@ -38,3 +39,15 @@ def test_the_schedule_of_a_user_has_its_line(optimizer: optax.GradientTransforma
 )
 def test_other_updates_have_none(optimizer: optax.GradientTransformation) -> None:
     assert line_of_schedule(optimizer, PARAMS) is None
+
+
+def warmed_up(count):  # type: ignore[no-untyped-def]
+    falling = jnp.cos(0.1 * count)  # after the warm-up
+    rising = (count + 1) / 4  # in it
+    return jnp.where(count < 4, rising, falling)
+
+
+@pytest.mark.parametrize(("count", "idle"), [(2.0, "# after the warm-up"), (5.0, "# in it")])
+def test_lines_of_a_branch_that_is_not_taken_are_idle(count: float, idle: str) -> None:
+    (line,) = idle_lines(graph_of(warmed_up, [jnp.asarray(count)]))
+    assert line.text.endswith(idle)

@@ -49,6 +49,7 @@ OF_A_LINE = [
     ),
     ("other_function", Value("sigmoid", "silu"), "2 * jax.nn.sigmoid(x)", "2 * jax.nn.silu(x)"),
     ("other_function", Value("avg_pool2d", "max_pool2d"), "nnx.avg_pool(x, (2, 2))", "nnx.max_pool(x, (2, 2))"),
+    ("other_function", Value("mul", "add"), "a * b * (c - d)", "a * b + (c - d)"),
     ("gelu_approximation", Value(), "jax.nn.gelu(x)", "jax.nn.gelu(x, approximate=False)"),
     ("gelu_approximation", Value(), "apply(nnx.gelu)", "apply(lambda x: nnx.gelu(x, approximate=False))"),
     ("std_correction", Value("0", "1", "std", "correction"), "jnp.std(x, axis=0)", "jnp.std(x, axis=0, ddof=1)"),
