@@ -1,6 +1,6 @@
 """Programs as graphs of values: what each value is computed from, and which values both programs compute."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -144,6 +144,20 @@ class Graph(Sequence[Node]):
         for _ in range(most):
             found |= {x for k in found for x in self._nodes[k].inputs}
         return found
+
+    def own_arguments(self, indices: Iterable[int]) -> dict[int, int]:
+        """Return for each of some values the only argument of which it is made, and none of the others is.
+
+        >>> nodes = [Node(name) for name in ("offset", "senders", "receivers")]
+        >>> ends = [Node("add", call=0, inputs=(0, 1)), Node("add", call=1, inputs=(0, 2))]
+        >>> Graph([*nodes, *ends]).own_arguments([3, 4])
+        {3: 1, 4: 2}
+        """
+        reached = {k: self.before(k, range(len(self))) for k in indices}
+        behind = {k: [i for i in of_one if self[i].call == ARGUMENT] for k, of_one in reached.items()}
+        shared = Counter(i for of_one in behind.values() for i in of_one)
+        own = {k: [i for i in of_one if shared[i] == 1] for k, of_one in behind.items()}
+        return {k: alone[0] for k, alone in own.items() if len(alone) == 1}
 
     def border(self, region: Collection[int]) -> set[int]:
         """Return the values outside of a region from which it is computed."""

@@ -114,6 +114,7 @@ SENTENCES: Mapping[str, str | Callable[..., str]] = {
     "call_added_before": "{added} of {of} before {call}",
     "call_added_after": "{added} after {call}",
     "number_instead": "the number {jax} instead of {torch}< in {call}>",
+    "operand_transposed": "axes {axes:and} of {of:tensor} exchanged before {call}",
     "operands_reversed": "the operands of {call} in the other order",
     "call_moved": "{call} after {after} instead of before",
     "earlier_weights": "weights from before {before} are used, and not those after it",

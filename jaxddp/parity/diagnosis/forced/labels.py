@@ -21,6 +21,7 @@ from jaxddp.parity.diagnosis.forward.edits import edits_of_arguments
 from jaxddp.parity.diagnosis.forward.reading import MOST_NUMBERS, NO_TRACE
 from jaxddp.parity.diagnosis.forward.rewiring import (
     ADDED,
+    JOINS,
     edits_of_connections,
     edits_of_gradients,
     exchanged,
@@ -46,6 +47,7 @@ from jaxddp.parity.diagnosis.search.fault_search import Search, confirm
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE, Budget, Differences, Item
 from jaxddp.parity.graph import ARGUMENT
 from jaxddp.parity.operations import readings
+from jaxddp.parity.port.draws import shown_entry
 
 FLOOR = 1e-11  # of what the next calls compute
 TRIALS = 4000  # of a segment
@@ -77,7 +79,16 @@ class Edits:
     @cached_property
     def names_of_all(self) -> dict[int, Name]:
         """Return what each tensor is: a parameter, the user's variable, or the result of a call."""
-        return names_of_all(self.loss.calls, {**self.variables, **self.names})
+        return names_of_all(self.loss.calls, {**self._parts, **self.variables, **self.names})
+
+    @cached_property
+    def _parts(self) -> dict[int, str]:
+        """Return the arguments of which the parts of a join are made, and no other part is."""
+        graph = self.loss.graph
+        joins = (number for number, call in enumerate(self.loss.calls) if call.name in JOINS)
+        parts = (graph[graph.outputs[number][0]].inputs for number in joins)
+        own = (pair for of_one in parts for pair in graph.own_arguments(of_one).items())
+        return {id(self.loss.tensor(k)): shown_entry(graph[argument].name) for k, argument in own}
 
     @cached_property
     def variables(self) -> dict[int, str]:

@@ -20,6 +20,7 @@ OF_ARGUMENTS = ("number", "other_index", "other_axis", "other_option", "other_ex
 WEIGHTED = ("cross_entropy", "nll_loss")  # the mean is their last operation
 PARTS = ("slice", "split", "chunk", "unbind", "transpose", "flip", "rev")  # what others take of a value
 JOINED = ("concatenate", "stack")
+LAYOUTS = ("transpose", "dot_general")
 CHOICE = "where"  # call that takes one of two values
 NEARBY = 40  # values before one, among which an equal one is looked for
 FOLLOWING = 60  # values after a segment, among which the one with a number is looked for
@@ -110,14 +111,40 @@ def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, ca
         lines = Lines(next((line for line in having if line is not None), lines.jax), lines.torch)
     if name.change.fault == "other_order" and call.name in JOINS and not any(jax[k].name in JOINED for k in indices):
         inputs = location.torch[location.torch.outputs[_number_of(location, call)][0]].inputs
-        parts = [twins[k].jax for k in inputs if k in twins]
+        parts = [twins[k].jax for k in inputs if k in twins] or [*_own_arguments(location, inputs)]
         # Where a function is given them.
         lines = Lines((calling_line(jax, parts) if parts else None) or lines.jax, lines.torch)
+    if name.change.what.form == "operand_transposed":
+        lines = Lines(_line_of_layout(jax, place[-1].ends[1]) or lines.jax, lines.torch)
     if name.change.fault == "other_operand" and all(jax.moves[k] for one in place for k in one.jax):
         lines = Lines(_line_of_use(location, place[-1].ends[0]) or lines.jax, lines.torch)
     if name.change.entry:
         lines = Lines(first_use(jax, name.change.entry) or lines.jax, lines.torch)
     return Lines(lines.jax, call.line or lines.torch)
+
+
+def _line_of_layout(graph: Graph, index: int) -> SourceLine | None:
+    """Return the line that makes the layout of what a value is made of, of the same shape; None: it is an argument."""
+    shape = graph[index].array.shape
+    while graph[index].name not in LAYOUTS:
+        given = (k for k in graph[index].inputs if graph[k].array is not None and graph[k].array.shape == shape)
+        is_float = (k for k in given if graph[k].array.dtype.kind == "f")
+        if (source := next(is_float, None)) is None:
+            break
+        index = source
+    return graph[index].line
+
+
+def _own_arguments(location: Location, indices: Sequence[int]) -> Iterator[int]:
+    """Yield the port's arguments of which torch makes some values, each of one that the others are not made of."""
+    of_jax = {shown_name(node.name): k for k, node in enumerate(location.jax) if node.call == ARGUMENT}
+    own = (location.torch[k].name for k in location.torch.own_arguments(indices).values())
+    yield from (of_jax[name] for name in own if name in of_jax)
+
+
+def shown_name(path: str) -> str:
+    """Return the name of an entry of the batch without its path: "[2]['words']"."""
+    return path.rpartition("['")[2].removesuffix("']")
 
 
 def _line_of_choice(location: Location, call: Call) -> SourceLine | None:

@@ -149,11 +149,11 @@ def _plain(tree: Tree) -> Tree:
     operands = tuple(map(_plain, tree.operands))
     if tree.function == "square":
         return Tree("**", (*operands, Tree("2")), at=tree.at, shown=f"{tree}")
-    if tree.function in ("clamp", "clip") and len(operands) == 2 and operands[1].function[:4] in BOUNDS:
-        bound = Tree(operands[1].function[4:])
-        return Tree(BOUNDS[operands[1].function[:4]], (operands[0], bound), at=tree.at, shown=f"{tree}")
-    ordered = tuple(sorted(operands, key=str)) if tree.function in COMMUTATIVE else operands
-    return Tree(tree.function, ordered, tree.value, tree.at, f"{tree}")
+    function = tree.function
+    if function in ("clamp", "clip") and len(operands) == 2 and operands[1].function[:4] in BOUNDS:
+        function, operands = BOUNDS[operands[1].function[:4]], (operands[0], Tree(operands[1].function[4:]))
+    ordered = tuple(sorted(operands, key=str)) if function in COMMUTATIVE else operands
+    return Tree(function, ordered, tree.value, tree.at, f"{tree}")
 
 
 def _label(jax: Tree, torch: Tree, call: str) -> Description | None:

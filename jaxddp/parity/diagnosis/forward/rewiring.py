@@ -1,5 +1,6 @@
 """Edits of how calls are connected: left out, moved, added, given another tensor, their gradient stopped or scaled."""
 
+import itertools
 import math
 import operator
 import threading
@@ -92,6 +93,7 @@ def edits_of_connections(
             operands_left_out(call, names),
             reordered(call, names),
             _scaled(call, operands),
+            _transposed(call, operands),
             _from_zeros(call),
         )
         yield from ((call, change) for changes in own for change in changes)
@@ -196,6 +198,21 @@ def _scaled(call: Call, operands: Operands) -> Iterator[Change]:
     """Yield an operand times a number."""
     for position, name in operands:
         yield multiplied("factor", Statement("factor", of=name, call=call.words), position, 5)
+
+
+def _transposed(call: Call, operands: Operands) -> Iterator[Change]:
+    """Yield an operand with two of its axes of the same length exchanged, as scores of keys by queries."""
+    for position, name in operands:
+        shape = call.args[position].shape
+        for one, other in itertools.combinations(range(len(shape)), 2):
+            if shape[one] == shape[other] > 1:
+                answer = with_argument(position, partial(_swapped, one, other))
+                what = Statement("operand_transposed", of=name, axes=(one, other), call=call.words)
+                yield Change("other_order", what, answer, tier=3)
+
+
+def _swapped(one: int, other: int, x: Tensor) -> Tensor:
+    return x.transpose(one, other)
 
 
 def _plus(call: Call, operands: Operands) -> Iterator[Change]:

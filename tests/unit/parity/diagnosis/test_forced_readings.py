@@ -108,3 +108,37 @@ def test_another_operand_is_quoted_where_the_port_uses_it() -> None:
     [fault] = faults_of(Classifier().double(), mixing_loss, jax_loss, batch)
     assert fault.kind == "other_operand" and fault.text.lines.jax is not None
     assert fault.text.lines.jax.text == "mixed = jnp.tanh(key)"
+
+
+class Attention(nn.Module):
+    """Scores of queries by keys, as many as each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+
+def torch_loss_of_attention(model: Attention, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    scores = model.query(batch["x"]) @ model.key(batch["x"]).transpose(-1, -2)
+    weights = scores.masked_fill(batch["hidden"].bool(), -torch.inf).softmax(-1)
+    return {"loss": (weights @ batch["x"]).square().mean()}
+
+
+@pytest.mark.parametrize("form", ["qd,kd->qk", "qd,kd->kq"])
+def test_scores_of_keys_by_queries_are_named_where_they_are_made(form: str) -> None:
+    torch.manual_seed(0)
+    batch = {"x": np.random.default_rng(0).normal(size=(ROWS, WIDTH)), "hidden": np.triu(np.ones((ROWS, ROWS)), 1)}
+
+    def jax_loss(p: Arrays, batch: Arrays) -> jax.Array:
+        query, key = (dense(p, batch["x"], layer) for layer in ("query", "key"))
+        scores = jnp.einsum(form, query, key)
+        weights = jax.nn.softmax(jnp.where(batch["hidden"] > 0, -jnp.inf, scores), axis=-1)
+        return jnp.square(weights @ batch["x"]).mean()
+
+    found = faults_of(Attention().double(), torch_loss_of_attention, jax_loss, batch)
+    if form.endswith("qk"):
+        assert found == []
+        return
+    [fault] = found
+    assert said(fault) == "axes 0 and 1 of scores exchanged before masked_fill"
+    assert fault.text.lines.jax is not None and "jnp.einsum" in fault.text.lines.jax.text
