@@ -53,7 +53,7 @@ def with_members(function: Callable[..., Any], members: list[Called]) -> Callabl
 
         def observe(line: SourceLine, maker: str, before: Any, after: Any, state: Any) -> None:
             # A flag that is made inside of a condition cannot be returned.
-            if maker in CONTAINERS or get_opaque_trace_state(convention="jaxddp") != outside:
+            if maker in ("", *CONTAINERS) or get_opaque_trace_state(convention="jaxddp") != outside:
                 return
             members.append(Called(maker, (), line))
             flags.append(_is_idle(before, after, state))

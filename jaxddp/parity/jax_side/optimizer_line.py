@@ -33,11 +33,11 @@ _observers: list[Observe] = []
 
 @contextlib.contextmanager
 def observing(observe: Observe) -> Iterator[None]:
-    """Within the `with` statement, tell of each update of a transformation that a user's line makes by itself.
+    """Within the `with` statement, tell of each update of a transformation that a user's line makes.
 
     Args:
-        observe: is given the line, the function that makes the transformation, the updates before and after, and the
-            new state.
+        observe: is given the line, the function that makes the transformation ("" if one calls another for it), the
+            updates before and after, and the new state.
     """
     _observers.append(observe)
     try:
@@ -54,8 +54,7 @@ def note_optimizers() -> None:
     def noted(kind: type, init: Any, update: Any) -> Any:
         if (line := line_of_user(calling_lines())) is None:
             return make(kind, init, update)
-        if maker := _maker():
-            update = _observed(update, line, maker)
+        update = _observed(update, line, _maker())
         _made[id(update)] = update, line
         return make(kind, init, update)
 
@@ -136,7 +135,7 @@ class JaxOptimizerLine:
         port = getattr(self.case, "port", None)
         if port is None or port.jax_optimizer is None:
             return OptimizerLines()
-        made, schedule, rates = None, None, tuple[Noted, ...]()
+        made, schedule, rates, of_group = None, None, tuple[Noted, ...](), None
         with jax.enable_x64(True), contextlib.suppress(Exception):  # the run of the port reports it
             if port.torch_step:
                 made = self._one_of_several()
@@ -146,7 +145,8 @@ class JaxOptimizerLine:
                     optimizer, params = self._optimizer()
                     schedule = line_of_schedule(optimizer, params)
                     rates = self._rates(optimizer, params)
-        line = line_of_making(made)
+                    of_group = self._of_group(optimizer, params)
+        line = of_group or line_of_making(made)
         return OptimizerLines(line, schedule or called_at(line, dir(optax.schedules)), rates)
 
     def _optimizer(self) -> tuple[optax.GradientTransformation, Any]:
@@ -170,6 +170,21 @@ class JaxOptimizerLine:
 
         idle = idle_lines(graph_of(moved, [state]))
         return tuple((line, x) for line, x in values.numbers if line not in idle)
+
+    def _of_group(self, optimizer: optax.GradientTransformation, params: Any) -> SourceLine | None:
+        """Return the line that makes the transformation of the tensor's group; None: all tensors have one."""
+        side, lines = side_of(self.case), list[SourceLine]()
+        held = {name for name, x in params.items() if self.tensor in side.to_torch({name: x})}
+        gradients = {name: jnp.full_like(x, name in held) for name, x in params.items()}
+
+        def observe(line: SourceLine, maker: str, updates: Any, returned: Any, state: Any) -> None:
+            leaves = jax.tree.leaves(updates)
+            if len(leaves) < len(params) and any(map(jnp.any, leaves)):
+                lines.append(line)
+
+        with observing(observe):
+            optimizer.update(gradients, optimizer.init(params), params)
+        return next(iter(lines), None)
 
     def _one_of_several(self) -> optax.GradientTransformation:
         side = side_of(self.case)

@@ -105,10 +105,7 @@ class ReadLoss:
 def _result(
     name: str, side: JaxSide, step: Any, params: Params, buffers: Buffers, batch: Batch, *gradients: Params
 ) -> jax.Array:
-    """Return a step's loss, or what a buffer is after it, by torch's name.
-
-    Of a `MultiLossStep`, also what a parameter is after a first step with gradients.
-    """
+    """Return a step's loss, or what a buffer, or a parameter of a `MultiLossStep`, is after it, by torch's name."""
     if not isinstance(step, MultiLossStep):
         sums, after = step.loss(params, buffers, batch)
         result: jax.Array = sums[name] if name in sums else side.to_torch(after, library=jnp)[name]

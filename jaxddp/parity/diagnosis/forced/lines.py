@@ -20,6 +20,7 @@ OF_ARGUMENTS = ("number", "other_index", "other_axis", "other_option", "other_ex
 WEIGHTED = ("cross_entropy", "nll_loss")  # the mean is their last operation
 PARTS = ("slice", "split", "chunk", "unbind", "transpose", "flip", "rev")  # what others take of a value
 JOINED = ("concatenate", "stack")
+SPLITS = ("chunk", "split", "unbind")
 LAYOUTS = ("transpose", "dot_general")
 CHOICE = "where"  # call that takes one of two values
 NEARBY = 40  # values before one, among which an equal one is looked for
@@ -114,6 +115,8 @@ def lines_of_name(location: Location, place: Sequence[Segment], lines: Lines, ca
         parts = [twins[k].jax for k in inputs if k in twins] or [*_own_arguments(location, inputs)]
         # Where a function is given them.
         lines = Lines((calling_line(jax, parts) if parts else None) or lines.jax, lines.torch)
+    if name.change.fault == "other_order" and call.name in SPLITS and jax[place[-1].ends[1]].name in PARTS:
+        lines = Lines(jax[place[-1].ends[1]].line or lines.jax, lines.torch)
     if name.change.what.form == "operand_transposed":
         lines = Lines(_line_of_layout(jax, place[-1].ends[1]) or lines.jax, lines.torch)
     if name.change.fault == "other_operand" and all(jax.moves[k] for one in place for k in one.jax):
@@ -241,14 +244,11 @@ def _idle_before(graph: Graph, user: Node, value: int) -> SourceLine | None:
 
 
 def _of_layer(graph: Graph, value: int, user: Node | None) -> SourceLine | None:
-    """Return the line at which a function that is a layer is given a value, or at which one that it returns is used.
-
-    A value that stays in the function has its own line.
-    """
+    """Return the line at which a function that is a layer is given a value, or one that it makes or returns is used."""
     given, users = graph[value], graph.users[value]
     user = user or (graph[users[-1]] if users else given)
     further = len(user.callers) - len(given.callers)
-    return user.callers[further - 1] if further > 0 else user.line if further < 0 else given.line
+    return user.callers[further - 1] if further > 0 else user.line
 
 
 def _used(graph: Graph, index: int, after: int) -> Node:
