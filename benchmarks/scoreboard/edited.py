@@ -47,6 +47,11 @@ class EditedScore:
     seconds: tuple[float, float]
     said: tuple[str, ...]
 
+    @property
+    def small(self) -> bool:
+        """Return whether every segment has few calls; a difference of a loss without a name has a segment."""
+        return self.largest <= SMALL and (self.largest >= 0 or self.named or not self.in_loss)
+
 
 def score_edited(mutant: Any, workers: Workers) -> EditedScore:
     """Check the port with the edit, with causes and patches, and score the report."""
@@ -95,7 +100,7 @@ def counts(scores: Sequence[EditedScore]) -> str:
     """Return how many mutants differ, and of these, how many are located, named and patched, in words."""
     different = differing(scores)
     line, named, patched = (sum(getattr(score, name) for score in different) for name in ("line", "named", "patched"))
-    small = sum(score.largest <= SMALL for score in different)
+    small = sum(score.small for score in different)
     words = f"{len(different)} different, {line} with the edited line, {small} in at most {SMALL} calls of torch"
     return f"{words}, {named} named, {patched} equal with the patch"
 

@@ -97,7 +97,7 @@ def _of_edited(edited: Sequence[EditedScore]) -> Iterator[Row]:
         return
     counted = (
         ("the edited line", 95, sum(score.line for score in different)),
-        (f"segments of at most {SMALL} calls", 95, sum(score.largest <= SMALL for score in different)),
+        (f"segments of at most {SMALL} calls", 95, sum(score.small for score in different)),
         ("named", 75, sum(score.named for score in different)),
         ("equal with the patch", 60, sum(score.patched for score in different)),
     )

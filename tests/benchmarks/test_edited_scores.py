@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,19 @@ def test_a_report_with_the_edited_line_a_name_and_a_patch_has_them_all() -> None
     assert counts([score]) == (
         "1 different, 1 with the edited line, 1 in at most 4 calls of torch, 1 named, 1 equal with the patch"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "small"),
+    [
+        ({}, True),
+        ({"segments": (), "patch": None}, True),  # a name of what no call shows
+        ({"segments": (), "cause": None}, False),  # nothing was located
+        ({"segments": (), "cause": None, "stage": "update"}, True),  # an optimizer has no segments
+    ],
+)
+def test_a_loss_without_a_name_and_a_segment_is_not_located(change: dict[str, Any], small: bool) -> None:
+    assert score_of(replace(DIFFERENCE, **change)).small == small
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from jaxddp.parity.operations import Lines, OptimizerLines
 from jaxddp.parity.torch_side.optimizer_line import TorchOptimizerLine
 from jaxddp.parity.user_code.homes import home_of
 from jaxddp.parity.user_code.line_values import first_apart
-from jaxddp.parity.user_code.stated import call_in, is_of_function, returned_at
+from jaxddp.parity.user_code.stated import call_in, makes_layers, returned_at
 
 # Functions of each side; a port has one of them. MEAN: the mean over the replicas in a `jax_step`.
 SAMPLES = ("jax_batch", "batch"), ("torch_batch", "batch")
@@ -132,7 +132,7 @@ def with_loss_lines(evidence: Evidence, searches: InterruptibleSearches, ruling:
 
 
 def with_buffer_line(evidence: Evidence, searches: InterruptibleSearches, ruling: Ruling | None) -> Ruling | None:
-    """Put the line that makes a buffer's next value in place of one of the same function of the port."""
+    """Put the port's line that makes a buffer's next value in place of one that does not make the layer."""
     located = evidence.judgement.first["buffers"]
     if ruling is None or not ruling.lines:
         return ruling
@@ -140,7 +140,7 @@ def with_buffer_line(evidence: Evidence, searches: InterruptibleSearches, ruling
     lines = [node.line for node in (program and program.graph) or () if node.line is not None]
 
     def made(of_fault: Lines) -> Lines:
-        return Lines(lines[-1], of_fault.torch) if lines and is_of_function(of_fault.jax, lines[-1]) else of_fault
+        return Lines(lines[-1], of_fault.torch) if lines and not makes_layers(of_fault.jax) else of_fault
 
     return replace(ruling, lines=tuple(map(made, ruling.lines)))
 

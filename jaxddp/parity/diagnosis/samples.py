@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 
 from jaxddp.parity.deviation import Deviation, Statement, Value
+from jaxddp.parity.diagnosis.forced.causes import OTHER_VALUES
 from jaxddp.parity.diagnosis.search.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.fingerprints import IDS, Fingerprints, differing_share, differing_shares, identifying, together
 
 Expectation = Callable[[int], Fingerprints | None]  # step -> what the JAX side would be given; None: not known
 
-OTHER_VALUES = "other_values"
 ONE_ENTRY = (
     "same_dropout_mask",
     "aliased_buffers",

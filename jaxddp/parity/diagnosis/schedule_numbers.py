@@ -40,7 +40,8 @@ def _are_equal(evidence: Evidence, searches: InterruptibleSearches, torch: Torch
     """Return whether the port's rates are these at every step to the end."""
     job = CompareRates(evidence.case, evidence.start, torch)
     result = searches.run(lambda: searches.workers.jax.do(job), problems=[])
-    return result is not None and not result.why_not and result.within is None
+    # Where a schedule shows no end, all steps count as after it.
+    return result is not None and not result.why_not and result.within is None and result.after is None
 
 
 def _renamed(hypothesis: Hypothesis, values: list[Value]) -> Iterator[Hypothesis]:

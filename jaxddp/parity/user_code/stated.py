@@ -115,13 +115,11 @@ def returned_at(line: SourceLine | None) -> SourceLine | None:
     return SourceLine(line.path, last_return(function))
 
 
-def is_of_function(line: SourceLine | None, other: SourceLine) -> bool:
-    """Return whether two lines are of one function."""
+def makes_layers(line: SourceLine | None) -> bool:
+    """Return whether a line is in a function that makes the layers of a module."""
     text = text_of(line)
-    if text is None or line is None or line.path != other.path:
-        return False
-    function = text.function_at(line.number)
-    return function is not None and function is text.function_at(other.number)
+    function = None if text is None or line is None else text.function_at(line.number)
+    return function is not None and function.name in ("__init__", "setup")
 
 
 def renamed_at(line: SourceLine | None) -> SourceLine | None:

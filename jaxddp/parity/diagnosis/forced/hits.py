@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -46,20 +46,21 @@ class State:
         self._inputs_of_jax: dict[int, set[int]] = {}
 
     @cached_property
-    def _before(self) -> dict[int, set[int]]:
+    def before(self) -> dict[int, set[int]]:
+        """Return for each value of the port that differs, or is given to one, those that differ and compute it."""
         border = self.jax.border(self.of_jax)
         return {k: self.jax.before(k, self.of_jax) for k in self.of_jax} | {k: set() for k in border}
 
     @cached_property
     def _costs(self) -> dict[int, int]:
-        return {k: _cost(self.jax, before) for k, before in self._before.items()}
+        return {k: _cost(self.jax, before) for k, before in self.before.items()}
 
     @cached_property
     def given(self) -> set[int]:
         """Return the port's arguments, and arrays of one number that nothing makes, as zeros in place of a state."""
-        made = ((k, before) for k, before in self._before.items() if before and self._is_uniform(k))
+        made = ((k, before) for k, before in self.before.items() if before and self._is_uniform(k))
         constants = {k for k, before in made if all(map(self._is_constant, self.jax.border(before)))}
-        return constants | {k for k in self._before if self.jax[k].call == ARGUMENT}
+        return constants | {k for k in self.before if self.jax[k].call == ARGUMENT}
 
     def _is_uniform(self, of_jax: int) -> bool:
         m = self.jax[of_jax].moments
@@ -127,11 +128,11 @@ class State:
     def replayed(self, index: int, twin: Twin, cost: int) -> Hit | None:
         """Return a hit by a value of the port in place of one of torch's, after which later values are equal."""
         changed = self.alignment.copy()
-        self._force(changed, index, twin)
+        self.force(changed, index, twin)
         of_torch = self.aligner.unequal(self.aligner.follow(changed))[0]
         if not self.follows(changed, of_torch, [index]):
             return None
-        regions = tuple(sorted(self.torch.before(index, self.of_torch))), tuple(sorted(self._before[twin.jax]))
+        regions = tuple(sorted(self.torch.before(index, self.of_torch))), tuple(sorted(self.before[twin.jax]))
         users = [self.torch[k].call for k in self.torch.users[index] if k in self.of_torch or k in changed.twins]
         one = Segment(*regions, (index, twin.jax), None, True, twin.order, min(users, default=ARGUMENT))
         return Hit((one,), cost, self._strange(index, twin), changed, len(of_torch))
@@ -141,66 +142,13 @@ class State:
         found = []
         for index in self.of_torch:
             here = _cost(self.torch, self.torch.before(index, self.of_torch))
-            for cost, twin in self._candidates(index, None) if here <= most else ():
+            for cost, twin in self.candidates(index, None) if here <= most else ():
                 if here + cost <= most:
                     found.append((here + cost, index, twin))
         yield from sorted(found, key=lambda one: one[:2])
 
-    def zeros(self) -> Iterator[tuple[int, Twin]]:
-        """Yield torch's values, the largest and the last first, each with a value of the port that is 0."""
-        ordered = sorted(self.of_torch, key=lambda k: (self.torch[k].size, k), reverse=True)
-        for index in ordered if self.zeros_of_port else ():
-            if twin := self._zero_of(index):
-                yield index, twin
-
-    @cached_property
-    def zeros_of_port(self) -> set[int]:
-        """Values of the port that are 0, and differ or are given to what does."""
-        return {k for k in self._before if self.jax[k].is_zero}
-
-    def _zero_of(self, index: int) -> Twin | None:
-        """Return the value of the port that is 0 and is made of what torch makes a value of; None: none can be it."""
-        zeros = (twin for _, twin in self._candidates(index, self.zeros_of_port))
-        return min(zeros, key=lambda twin: self._odd(index, twin), default=None)
-
-    def _odd(self, index: int, twin: Twin) -> int:
-        """Return the number of values of which only one side makes a value; any 0 may be any other one."""
-        given = self.torch.border(self.torch.before(index, self.of_torch) | {index})
-        of_jax = self.jax.border(self._before.get(twin.jax, set()) | {twin.jax})
-        twins = [self.alignment.twins[k].jax for k in given if k in self.alignment.twins]
-        inputs, others = ({k for k in of if not self.jax[k].is_zero} for of in (twins, of_jax))
-        zeros = sum(not np.any(self.alignment.arrays[k]) for k in given), len(of_jax) - len(others)
-        return len(inputs ^ others) + abs(zeros[0] - zeros[1])
-
-    def vanished(self, indices: Sequence[int]) -> Hit | None:
-        """Return a hit by 0 in the place of all of some values of torch, if the losses are equal then."""
-        values = [k for k in indices if np.any(self.alignment.arrays[k])]
-        zeros = {k: twin for k in values if (twin := self._zero_of(k)) is not None}
-        if not zeros or len(zeros) < len(values):
-            return None
-        changed = self.alignment.copy()
-        for k, twin in zeros.items():
-            self._force(changed, k, twin)
-        later = self._after(zeros) & self.of_torch
-        if self.aligner.unequal(self.aligner.follow(changed))[0]:
-            return None
-        if not self._shows(changed, [k for k in later if np.any(changed.arrays[k])]):
-            return None
-        return self._vanishing(zeros)
-
-    def _vanishing(self, zeros: Mapping[int, Twin]) -> Hit:
-        """Return a hit by values of torch that are 0 in the port, one after the other."""
-        here, segments, odd = self, list[Segment](), list[int]()
-        for k, first in zeros.items():
-            twin = here._zero_of(k) or first
-            regions = tuple(sorted(self.torch.before(k, here.of_torch))), tuple(sorted(here._before.get(twin.jax, ())))
-            segments.append(Segment(*regions, (k, twin.jax), None, True, twin.order, self.torch[k].call))
-            odd.append(here._odd(k, twin))
-            here = State(self.aligner, here._with(self.torch[k].call, {k: twin}, ()))
-        cost = max(len(segment.torch) for segment in segments)
-        return Hit(tuple(segments), cost, sum(odd), here.alignment, len(here.of_torch))
-
-    def _force(self, alignment: Alignment, index: int, twin: Twin) -> None:
+    def force(self, alignment: Alignment, index: int, twin: Twin) -> None:
+        """Put a value of the port in place of one of torch's."""
         alignment.forced[index] = twin
         alignment.arrays[index] = self.aligner.array(twin, self.torch[index].array)
         alignment.twins.pop(index, None)
@@ -213,17 +161,17 @@ class State:
             of_torch: values that still differ.
             changed_values: indices of the values that have changed.
         """
-        later = self._after(changed_values)
+        later = self.after(changed_values)
         if any(self._collapses(k, changed) for k in later):
             return False
-        return self._shows(changed, later & (self.of_torch - of_torch))
+        return self.shows(changed, later & (self.of_torch - of_torch))
 
-    def _after(self, indices: Iterable[int]) -> set[int]:
+    def after(self, indices: Iterable[int]) -> set[int]:
         """Return the values of torch that are computed from some, without these."""
         sources = {*indices}
         return set().union(*(self.torch.after(k, range(len(self.torch))) for k in sources)) - sources
 
-    def _shows(self, changed: Alignment, equal: Iterable[int]) -> bool:
+    def shows(self, changed: Alignment, equal: Iterable[int]) -> bool:
         """Return whether values that have become equal are those of the port that differed, and no coincidences."""
         twins = [k for k in equal if k in changed.twins and changed.twins[k].jax in self.of_jax]
         telling = [self.jax[changed.twins[k].jax].is_telling for k in twins if self._is_float(k)]
@@ -241,7 +189,7 @@ class State:
     def of_edit(self, number: int, edit: CallEdit, twin: Twin) -> Segment:
         """Return the segment of a call that computes a value of the port with a fault."""
         outputs = self.torch.outputs[number]
-        of_jax = tuple(sorted(self._before.get(twin.jax, ())))
+        of_jax = tuple(sorted(self.before.get(twin.jax, ())))
         of_torch = tuple(sorted(self.of_torch.intersection(outputs)))
         ends = outputs[0], twin.jax
         return Segment(of_torch, of_jax, ends, ends, True, twin.order, number, (edit,))
@@ -256,13 +204,13 @@ class State:
             mine = self.alignment.arrays.get(index)
             if mine is None or mine.dtype.kind != "f" or mine.size < 2:
                 continue
-            for _, twin in self._candidates(index, self.of_jax):
+            for _, twin in self.candidates(index, self.of_jax):
                 left -= mine.size
                 if left < 0:
                     return None
                 if not _is_equal_in_part(mine, self.aligner.array(twin, mine)):
                     continue
-                changed = self._with(self.torch[index].call, {index: twin}, ())
+                changed = self.with_values(self.torch[index].call, {index: twin}, ())
                 if equal(changed.arrays[self.torch.end], self.alignment.arrays[self.torch.end]):
                     return changed
         return None
@@ -277,7 +225,7 @@ class State:
             most: most operations.
             among: indices of the port's values that are tried; None: all.
         """
-        choices = [[one for one in self._candidates(k, among) if one[0] <= most] for k in places]
+        choices = [[one for one in self.candidates(k, among) if one[0] <= most] for k in places]
         if len(places) > 1:
             choices = [some[:NEAREST] for some in choices]
         every = (
@@ -286,7 +234,7 @@ class State:
         )
         return sorted((one for one in every if one[0] <= most), key=lambda one: one[0])
 
-    def _candidates(self, index: int, among: set[int] | None) -> Iterator[tuple[int, Twin]]:
+    def candidates(self, index: int, among: set[int] | None) -> Iterator[tuple[int, Twin]]:
         node = self.torch[index]
         if node.array is None:
             return
@@ -344,7 +292,7 @@ class State:
             return None
         equal = {k for k in replaced if k not in self.of_torch}
         # The port uses another value in place of an equal one: in this call, or in all.
-        ways = [self._with(number, replaced, edges) for edges in ([equal, set()] if equal else [equal])]
+        ways = [self.with_values(number, replaced, edges) for edges in ([equal, set()] if equal else [equal])]
         changed = min(ways, key=lambda way: len(self.aligner.unequal(way)[0]))
         left = len(self.aligner.unequal(changed)[0])
         if left >= len(self.of_torch):
@@ -368,7 +316,7 @@ class State:
     def _later(self, index: int) -> set[int]:
         """Return the port's values that differ, are computed from a value, and are none of those that compute it."""
         if index not in self._known_later:
-            self._known_later[index] = self.jax.after(index, self.of_jax) - self._before[index]
+            self._known_later[index] = self.jax.after(index, self.of_jax) - self.before[index]
         return self._known_later[index]
 
     def _strange(self, index: int, twin: Twin) -> int:
@@ -378,16 +326,16 @@ class State:
             inputs = self.torch.border(of_torch) if of_torch else {index}
             self._inputs_of_torch[index] = {self.alignment.twins[k].jax for k in inputs if k in self.alignment.twins}
         if twin.jax not in self._inputs_of_jax:
-            self._inputs_of_jax[twin.jax] = self.jax.border(self._before[twin.jax]) or {twin.jax}
+            self._inputs_of_jax[twin.jax] = self.jax.border(self.before[twin.jax]) or {twin.jax}
         return len(self._inputs_of_torch[index] ^ self._inputs_of_jax[twin.jax])
 
-    def _with(self, number: int, replaced: Mapping[int, Twin], edges: Collection[int]) -> Alignment:
+    def with_values(self, number: int, replaced: Mapping[int, Twin], edges: Collection[int]) -> Alignment:
         changed = self.alignment.copy()
         for k, twin in replaced.items():
             if k in edges:
                 changed.edges[k, number] = twin
             else:
-                self._force(changed, k, twin)
+                self.force(changed, k, twin)
         return self.aligner.follow(changed)
 
     def _segments(
@@ -398,7 +346,7 @@ class State:
         for k, twin in replaced.items():
             inside = k in forced
             of_torch = tuple(sorted(self.torch.before(k, self.of_torch))) if k in self.of_torch else ()
-            of_jax = tuple(sorted(self._before[twin.jax]))
+            of_jax = tuple(sorted(self.before[twin.jax]))
             if of_torch or of_jax:
                 count += 1
                 yield Segment(of_torch, of_jax, (k, twin.jax), joined, inside, twin.order, number)

@@ -17,6 +17,7 @@ from jaxddp.parity.diagnosis.forced.layouts import contains, equal
 from jaxddp.parity.diagnosis.forced.needed import needed_faults
 from jaxddp.parity.diagnosis.forced.segments import Hit, Segment, signature
 from jaxddp.parity.diagnosis.forced.torch_graph import TorchGraph
+from jaxddp.parity.diagnosis.forced.zeros import vanished_in
 from jaxddp.parity.diagnosis.forward.calls import Call, CallEdit, Site
 from jaxddp.parity.diagnosis.search.fit import IMPOSSIBLE
 from jaxddp.parity.graph import ARGUMENT, Graph, calls_of
@@ -33,7 +34,6 @@ WEAK = 2  # values that an equal value in another place makes equal: other segme
 KINDS = 6  # of segments at equal cost that are compared
 MOST_REPLAYS = 80  # of what follows from a value of the port in place of one of torch's
 MOST_IN_LOOPS = 160  # of these, in calls that are made several times
-MOST_ZEROS = 40  # values of torch that may be 0 in the port
 MOST_GIVEN = 120  # arguments of functions that are exchanged
 MOST_EVERYWHERE = 240  # faults of a line that are planted in all of its calls
 
@@ -122,7 +122,7 @@ class Location:
         if again := self._again(state) or self._found_again():
             return again
         cheap = self._cheapest(state, [most for most in COSTS if most <= CHEAP])
-        if (cheap is None or cheap.left) and (vanished := self._vanished(state)) is not None:
+        if (cheap is None or cheap.left) and (vanished := vanished_in(state)) is not None:
             return vanished
         ordered = self._planted(state, itertools.islice(self._orders(state), self._most(MOST_EVERYWHERE)))
         if ordered is not None and (cheap is None or ordered.left < cheap.left):
@@ -150,28 +150,6 @@ class Location:
         hits = [hit for number in numbers for hit in state.hits(number, COSTS[-1], state.given, len(self.torch))]
         self.trials += state.trials - before
         return self._best(state, hits) if hits else None
-
-    def _vanished(self, state: State) -> Hit | None:
-        """Return what is 0 in the port, if the losses are equal then; None: nothing is."""
-        zeros = itertools.islice(state.zeros(), MOST_ZEROS)
-        replayed = (state.replayed(k, zero, len(self.torch)) for k, zero in zeros)
-        found = next((hit for hit in replayed if hit and not hit.left), None)
-        if not state.zeros_of_port or (found is not None and len(found.segments[0].torch) <= CHEAP):
-            return found
-        loops = itertools.islice(self._loops(state), MOST_ZEROS)
-        return min(filter(None, map(state.vanished, loops)), key=lambda hit: hit.strange + hit.cost, default=found)
-
-    def _loops(self, state: State) -> Iterator[list[int]]:
-        """Yield the results of calls that are made several times, anywhere or at a line, some of which differ."""
-        at_lines = defaultdict[object, list[int]](list)
-        anywhere = defaultdict[object, list[int]](list)
-        for number, call in enumerate(self.loss.calls):
-            if len(self.torch.outputs[number]) == 1:
-                at_lines[call.words, call.line, call.place] += self.torch.outputs[number]
-                anywhere[call.words] += self.torch.outputs[number]
-        for indices in dict.fromkeys(map(tuple, [*anywhere.values(), *at_lines.values()])):
-            if len(indices) > 1 and not state.of_torch.isdisjoint(indices):
-                yield [*indices]
 
     def _given_otherwise(self, state: State) -> Hit | None:
         """Return the arguments of a function after which the fewest values differ; None: there are none."""
